@@ -1,0 +1,1 @@
+"""Tests of kvctl; `tests/engine` needs vLLM, the rest does not."""
