@@ -81,9 +81,10 @@ class Hit:
     """What a prefix is worth now: computed from the page table, independently of the engine."""
 
     logical: Tokens
-    usable: Tokens
+    usable: Tokens | None
+    """None where a group of unknown kind makes it unknowable."""
     per_group: tuple[Tokens | None, ...]
-    """Each group's own longest hit, indexed by group id; None for a group whose kind is unknown."""
+    """Each group's own longest hit, indexed by group id; None where it has none: kind unknown, or not cacheable."""
     limiting_group: GroupId | None
     """The group with the largest sum of losses, ties to the lowest id; None when nothing was lost to a group."""
     limiting_state: State | None
@@ -121,7 +122,7 @@ class Decision:
     limiting_state: State | None
     reason: Reason | None
     lost: tuple[tuple[Reason, GroupId | None, Tokens], ...] = ()
-    """Tokens lost for each reason and group (None: by design)."""
+    """Tokens lost for each reason and group (None: no single group: by design, or no group has it)."""
     per_group: tuple[Tokens | None, ...] | None = None
     waterfall: tuple[WaterfallStep, ...] = ()
     lookups: int = 1

@@ -64,4 +64,6 @@ class GateResult:
     findings: tuple[Finding, ...] = ()
     abstained: Mapping[str, str] = field(default_factory=dict)
     """Codes that could not be looked at, each with its reason."""
+    looked: Mapping[str, int] = field(default_factory=dict)
+    """Codes that were looked at, each with the number of objects."""
     duration_ns: int = 0

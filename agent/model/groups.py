@@ -46,6 +46,8 @@ class Group:
     """Bytes of one page over all its layers; None where it was not read."""
     spec: str | None = None
     """Name of the engine's spec class, for people who know the engine."""
+    replay_tokens: Tokens = 0
+    """Tokens that the engine computes again after every hit because this group's state is not kept (DeepSeek-V4.1)."""
     lookup_class: int = 0
     """Groups with the same number are looked up together by the engine (equal spec): they hit jointly."""
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from .decision import Decision
+from .evidence import Evidence
 from .groups import Geometry
 from .states import PageId, Tokens
 
@@ -76,6 +77,8 @@ class Capture:
     age_ns: int | None = None
     """Age of the oldest part relative to ``taken_ns``; None where it was not measured."""
     duration_ns: int = 0
+    pause_ns: int | None = None
+    """Time that the engine's thread spent on it, at a safe point; None where it was not measured."""
     notes: tuple[str, ...] = ()
 
 
@@ -182,4 +185,6 @@ class Snapshot:
     """References to a page beyond request tables: pins, deferred frees, copy-on-write, transfers."""
     free_list: tuple[PageId, ...] | None = None
     """The engine's free list in eviction order, walked at a safe point; may repeat a page if it is broken."""
+    evidence: Evidence | None = None
+    """What the gates need beyond the tables (``agent.model.evidence``); None: nothing of it was read."""
     schema_version: int = SCHEMA_VERSION
