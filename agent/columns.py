@@ -1,0 +1,70 @@
+"""The columns of a page table as numpy arrays, without a copy.
+
+Invariant: read-only views over :class:`agent.model.snapshot.PageColumns`; runs outside the engine. Used by whatever
+analyses a snapshot.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .feedformat import STEP_SHIFT
+from .model.snapshot import PageColumns
+from .model.states import KEY_BYTES
+
+
+def keys(pages: PageColumns) -> NDArray[np.uint8]:
+    """Return keys, shape (pages, 16)."""
+    return np.frombuffer(pages.key, "u1").reshape(pages.count, KEY_BYTES)
+
+
+def key_words(pages: PageColumns) -> NDArray[np.uint64]:
+    """Return keys as two words each, shape (pages, 2): quicker to compare and to sort."""
+    return np.frombuffer(pages.key, "<u8").reshape(pages.count, 2)
+
+
+def groups(pages: PageColumns) -> NDArray[np.uint8]:
+    """Return group ids, shape (pages,); meaningless without a key."""
+    return np.frombuffer(pages.group, "u1")
+
+
+def tokens(pages: PageColumns) -> NDArray[np.uint32]:
+    """Return positions, shape (pages,); 0 without a key."""
+    return np.frombuffer(pages.tokens, "<u4")
+
+
+def stamps(pages: PageColumns) -> NDArray[np.uint64]:
+    """Return registration stamps, shape (pages,)."""
+    return np.frombuffer(pages.stamp, "<u8")
+
+
+def parents(pages: PageColumns) -> NDArray[np.uint64] | None:
+    """Return the first 8 bytes of each parent's key as one word, shape (pages,); compare with ``key_words[:, 0]``."""
+    return None if pages.parent is None else np.frombuffer(pages.parent, "<u8")
+
+
+def references(pages: PageColumns) -> NDArray[np.int32] | None:
+    """Return reference counts, shape (pages,); None at content level."""
+    return None if pages.references is None else np.frombuffer(pages.references, "<i4")
+
+
+def free(pages: PageColumns) -> NDArray[np.uint8] | None:
+    """Return 1 for pages in the free list, shape (pages,); None where it was not read."""
+    return None if pages.free is None else np.frombuffer(pages.free, "u1")
+
+
+def cached(pages: PageColumns) -> NDArray[np.bool_]:
+    """Return which pages carry a key, shape (pages,)."""
+    result: NDArray[Any] = tokens(pages) > 0
+    return result
+
+
+def ready(pages: PageColumns) -> NDArray[np.bool_]:
+    """Return which pages carry a key and were computed: committed, not never-computed and not tainted."""
+    good = cached(pages) & ((stamps(pages) >> np.uint64(STEP_SHIFT)) <= pages.committed_step)
+    if pages.never_computed:
+        good &= ~np.isin(stamps(pages), np.fromiter(pages.never_computed, "<u8", len(pages.never_computed)))
+    if pages.tainted:
+        good[np.fromiter(pages.tainted, np.int64, len(pages.tainted))] = False
+    return good

@@ -1,0 +1,114 @@
+"""Plans and their execution: take a prefix out of the cache, exactly as planned or not at all.
+
+Invariant: check and act are one job at one safe point; a plan made for another engine instance, or one of whose pages
+moved, is refused untouched. Eviction goes by key and takes every page under it. Engine's thread.
+"""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .. import paths
+from ..errors import RefusedError, UsageError
+
+if TYPE_CHECKING:
+    from .lifecycle import Probe
+
+PAGES_SHOWN = 50
+
+
+class Changes:
+    """Plan and apply.
+
+    Args:
+        probe: Whose engine it is.
+    """
+
+    def __init__(self, probe: "Probe") -> None:
+        self._probe = probe
+        self.invalidated_pages = 0
+        self.refused_plans = 0
+
+    def plan(self, pages: Sequence[int], keys: Iterable[tuple[int, bytes]]) -> dict[str, Any]:
+        """Name what a change would take: every key of the pages, and every page of those keys, with their stamps."""
+        adapter = self._probe.adapter
+        wanted = {*keys, *adapter.keys_of(pages)}
+        found = adapter.pages_of(wanted)
+        entries = [
+            {
+                "group": group,
+                "key": key.hex(),
+                "pages": held,
+                "stamps": adapter.stamps(held),
+            }
+            for (group, key), held in sorted(found.items())
+            if held
+        ]
+        return {
+            "engine": [os.getpid(), paths.start_ticks(os.getpid()) or 0],
+            "epoch": self._probe.cut(),
+            "entries": entries,
+            "missing": [[group, key.hex()] for group, key in sorted(wanted) if not found.get((group, key))],
+        }
+
+    def apply(self, plan: Mapping[str, Any], *, uid: int, pid: int, quarantine: bool) -> dict[str, Any]:
+        """Evict exactly what the plan names.
+
+        Raises:
+            RefusedError: The plan is for another engine, or pages moved since; ``why`` names them. Nothing is changed.
+        """
+        entries = self._checked(plan)
+        moved = self._moved(entries)
+        planned = sum(len(entry["pages"]) for entry in entries)
+        log = self._probe.audit_log
+        if moved:
+            self.refused_plans += 1
+            log.write(uid, pid, "invalidate", {"planned": planned, "result": "refused", "moved": moved[:PAGES_SHOWN]})
+            raise RefusedError(
+                f"the plan is outdated: {len(moved)} pages moved since it was made",
+                why="pages " + ", ".join(map(str, moved[:PAGES_SHOWN])),
+                next_step="make a new plan",
+            )
+        log.write(uid, pid, "invalidate", {"planned": planned, "result": "begun"})
+        keys = [(int(entry["group"]), bytes.fromhex(entry["key"])) for entry in entries]
+        removed = self._probe.adapter.evict(keys, quarantine=quarantine)
+        total = sum(removed.values())
+        self.invalidated_pages += total
+        log.write(uid, pid, "invalidate", {"planned": planned, "removed": total, "result": "done"})
+        return {
+            "removed": total,
+            "by_group": {str(group): count for group, count in removed.items()},
+            "epoch": self._probe.cut(),
+            "quarantined": quarantine,
+        }
+
+    @staticmethod
+    def _checked(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+        engine, entries = plan.get("engine"), plan.get("entries")
+        if engine != [os.getpid(), paths.start_ticks(os.getpid()) or 0]:
+            raise RefusedError("the plan was made for another engine", next_step="make a new plan")
+        shaped = isinstance(entries, list) and all(
+            isinstance(entry, dict)
+            and isinstance(entry.get("key"), str)
+            and isinstance(entry.get("group"), int)
+            and isinstance(entry.get("pages"), list)
+            and isinstance(entry.get("stamps"), list)
+            and len(entry["pages"]) == len(entry["stamps"])
+            for entry in entries
+        )
+        if not shaped or entries is None:
+            raise UsageError("the plan cannot be read")
+        return list(entries)
+
+    def _moved(self, entries: list[dict[str, Any]]) -> list[int]:
+        """Return pages that are not exactly as planned: gone, come, or registered anew."""
+        adapter = self._probe.adapter
+        keys = [(int(entry["group"]), bytes.fromhex(entry["key"])) for entry in entries]
+        now = adapter.pages_of(keys)
+        moved: set[int] = set()
+        for entry, key in zip(entries, keys, strict=True):
+            planned = dict(zip(entry["pages"], entry["stamps"], strict=True))
+            held = now.get(key, [])
+            found = dict(zip(held, adapter.stamps(held), strict=True))
+            moved.update(page for page in planned.keys() | found.keys() if planned.get(page) != found.get(page))
+        return sorted(moved)

@@ -1,0 +1,262 @@
+"""The recorder of decisions: stashes a look-up, commits it when the request is admitted.
+
+Invariant: a request that waits is looked up often and counted once; first admissions and resumptions after preemption
+are apart. Bounded memory. Engine's thread only, except :meth:`Recorder.since`.
+"""
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from ..decisionformat import DecisionRecord, encode_parts, flags_of
+from ..model.decision import Phase
+from .counters import Counters
+from .options import Options
+
+STASH_LIMIT: Final = 8192
+MAX_ID: Final = 1024
+TRACE_HEADERS: Final = frozenset({"traceparent", "tracestate"})
+
+
+class StampSource(Protocol):
+    """The part of the feed's stamps that decisions need."""
+
+    @property
+    def latest(self) -> int:
+        """Stamp of the last registration."""
+        ...
+
+
+class DecisionFeed(Protocol):
+    """The part of the feed that decisions need."""
+
+    @property
+    def stamps(self) -> StampSource:
+        """The stamps."""
+        ...
+
+    def cut(self) -> int:
+        """Publish what changed; return the epoch."""
+        ...
+
+    def put_decision(self, body: bytes) -> None:
+        """Put a DECISION record into the ring without a cut."""
+        ...
+
+
+class Stash:
+    """The latest look-up of a request that is not admitted yet."""
+
+    __slots__ = ("duration_ns", "epoch", "external", "lookups", "stamp", "step")
+
+    def __init__(self) -> None:
+        self.lookups = 0
+        self.duration_ns: int | None = None
+        self.step = -1
+        self.epoch = 0
+        self.stamp = 0
+        self.external = 0
+
+
+class Recorder:
+    """Record decisions.
+
+    Args:
+        options: Budgets.
+        counters: What is counted here.
+    """
+
+    def __init__(self, options: Options, counters: Counters) -> None:
+        self._options = options
+        self._counters = counters
+        self._stash: dict[str, Stash] = {}
+        self._ring: deque[tuple[Any, ...]] = deque(maxlen=options["decisions_kept"])
+        self._number = 0
+        self._epoch = 0
+        self._stamp = 0
+        self._chain_left = 0
+        self.step = 0
+        """Schedule call that runs, or ran last."""
+        self.explaining = 0
+        """Readers that want decisions with their keys, after a cut."""
+        self.feed: DecisionFeed | None = None
+
+    # ------------------------------------------------------- engine's thread
+
+    def begin_step(self, step: int) -> None:
+        """A schedule call begins."""
+        self.step = step
+        self._chain_left = self._options["chain_bytes_per_step"]
+
+    def before_lookup(self) -> None:
+        """A look-up follows: publish the table that it will see, if somebody compares."""
+        if self.explaining and self.feed is not None:
+            self._epoch = self.feed.cut()
+            self._stamp = self.feed.stamps.latest
+
+    def looked_up(self, request: str, duration_ns: int) -> None:
+        """A look-up has been made; nothing is counted as a reuse yet."""
+        stash = self._stash.get(request)
+        if stash is None:
+            if len(self._stash) >= STASH_LIMIT:
+                del self._stash[next(iter(self._stash))]
+            stash = self._stash[request] = Stash()
+        if stash.step != self.step:
+            # The engine may look up twice in one schedule call (connectors); that is one look-up.
+            stash.lookups += 1
+            self._counters.lookups += 1
+        stash.step = self.step
+        stash.duration_ns = duration_ns
+        stash.epoch = self._epoch
+        stash.stamp = self._stamp
+        stash.external = 0
+
+    def brought(self, request: str, tokens: int) -> None:
+        """A connector will bring ``tokens`` tokens for this request."""
+        stash = self._stash.get(request)
+        if stash is not None:
+            stash.external = tokens
+
+    def admitted(
+        self,
+        request: str,
+        *,
+        tokens: int,
+        usable: int,
+        resumed: bool,
+        skipped: bool,
+        hashes: Sequence[bytes],
+        trace: Mapping[str, str] | None,
+    ) -> None:
+        """The request was admitted with what its latest look-up found: count and record the decision."""
+        stash = self._stash.pop(request, None) or Stash()
+        now = time.time_ns()
+        self._number += 1
+        phase = 1 if resumed else 0
+        self._counters.admit(
+            phase=phase,
+            tokens=tokens,
+            usable=usable,
+            external=stash.external,
+            skipped=skipped,
+            lookups=max(1, stash.lookups),
+        )
+        if stash.duration_ns is not None:
+            self._counters.time(stash.duration_ns)
+        headers = _trace_of(trace)
+        # A cut between look-up and admission (another request was looked up) moves the table past this look-up.
+        exact = bool(self.explaining) and stash.step == self.step and stash.epoch == self._epoch
+        row = (
+            self._number,
+            now,
+            self.step,
+            request[:MAX_ID],
+            phase,
+            tokens,
+            usable,
+            stash.external,
+            max(1, stash.lookups),
+            skipped,
+            stash.duration_ns,
+            stash.epoch,
+            stash.stamp,
+            exact,
+            headers,
+        )
+        self._ring.append(row)
+        if self.explaining and self.feed is not None:
+            self._publish(row, hashes)
+
+    def _publish(self, row: tuple[Any, ...], hashes: Sequence[bytes]) -> None:
+        (
+            number,
+            now,
+            step,
+            request,
+            phase,
+            tokens,
+            usable,
+            external,
+            lookups,
+            skipped,
+            took,
+            epoch,
+            stamp,
+            exact,
+            trace,
+        ) = row
+        size = len(hashes) * len(hashes[0]) if hashes else 0
+        fits = size <= self._chain_left
+        if fits:
+            self._chain_left -= size
+        else:
+            self._counters.chains_omitted += 1
+        body = encode_parts(
+            head=(lookups, number, now, step, epoch, stamp, tokens, usable, external, took or 0),
+            flags=flags_of(
+                phase=Phase.RESUMED if phase else Phase.FIRST,
+                skipped=skipped,
+                exact=exact,
+                chain=fits,
+                timed=took is not None,
+            ),
+            request=request,
+            trace=trace,
+            hashes=list(hashes) if fits else None,
+        )
+        assert self.feed is not None  # noqa: S101 - checked by the only caller
+        self._counters.decisions_dropped += 1
+        self.feed.put_decision(body)
+        self._counters.decisions_dropped -= 1
+
+    def forget(self, request: str) -> None:
+        """The request is gone without having been admitted."""
+        self._stash.pop(request, None)
+
+    def resize(self) -> None:
+        """Take over a changed ``decisions_kept``."""
+        self._ring = deque(self._ring, maxlen=self._options["decisions_kept"])
+
+    # --------------------------------------------------------- probe's thread
+
+    def since(self, number: int, limit: int) -> list[DecisionRecord]:
+        """Return at most ``limit`` decisions after ``number``, oldest first. Any thread."""
+        rows = [row for row in self._ring.copy() if row[0] > number]
+        return [_record(row) for row in (rows[:limit] if number else rows[-limit:] if limit else [])]
+
+    @property
+    def last(self) -> int:
+        """Number of the latest decision."""
+        return self._number
+
+
+def _trace_of(headers: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
+    if not headers:
+        return ()
+    return tuple(
+        (name.lower(), str(value)[:MAX_ID]) for name, value in headers.items() if name.lower() in TRACE_HEADERS
+    )
+
+
+def _record(row: tuple[Any, ...]) -> DecisionRecord:
+    number, now, step, request, phase, tokens, usable, external, lookups, skipped, took, epoch, stamp, exact, trace = (
+        row
+    )
+    return DecisionRecord(
+        id=number,
+        time_ns=now,
+        step=step,
+        request=request,
+        phase=Phase.RESUMED if phase else Phase.FIRST,
+        tokens=tokens,
+        engine_usable=usable,
+        external=external,
+        lookups=lookups,
+        skipped=skipped,
+        duration_ns=took,
+        epoch=epoch,
+        stamp=stamp,
+        exact=exact,
+        trace=trace,
+    )

@@ -1,0 +1,186 @@
+"""The commit fence: which registered pages were never computed, and what was computed on top of them.
+
+Invariant: uses only which requests a schedule call really scheduled. A page that was registered by a call which then
+did not schedule its request is never computed; pages of a request that reused such a page are tainted, and so on.
+Costs a set difference a step while there is nothing of that kind. Called by the feed on the engine's thread.
+
+Why it is needed: the engine registers keys when it allocates. Under priority scheduling it can preempt a request that it
+has already scheduled in the same call; the keys stay (upstream issue 57580).
+"""
+
+from collections.abc import Collection, Sequence
+from itertools import compress
+from operator import itemgetter
+from typing import Any
+
+from ..feedformat import CALL_MASK
+from .port import PoolPort, Registration
+from .stamps import Stamps
+
+PRUNE_AT = 1024
+"""Bad pages that are remembered before dead ones are looked for."""
+
+PRUNE_STEPS = 256
+"""Steps between two looks for dead ones."""
+
+_request_of = itemgetter(0)
+
+
+class Fence:
+    """Never-computed registrations and tainted pages that still carry a key."""
+
+    def __init__(self, port: PoolPort, stamps: Stamps) -> None:
+        self._port = port
+        self._stamps = stamps
+        self.never: dict[int, tuple[int, ...]] = {}
+        """Stamp of a registration -> its pages."""
+        self.tainted: dict[int, int] = {}
+        """Page -> the stamp under which it is tainted."""
+        self.new_never: list[int] = []
+        self.new_tainted: list[tuple[int, int]] = []
+        """(stamp, page), not yet told to readers."""
+        self._bad: dict[int, int] = {}
+        self._clean: dict[str, Any] = {}
+        self._carriers: dict[str, Any] = {}
+        self.shrunk = False
+        """Something was forgotten: readers need the whole list."""
+        self._prune_at = PRUNE_AT
+        self._steps = 0
+
+    def scheduled(self, requests: Collection[str]) -> None:
+        """Judge the registrations of a schedule call that scheduled ``requests``."""
+        self._stamps.fold()
+        folded = self._stamps.folded
+        for first, entries in folded:
+            missing = set(map(_request_of, entries)).difference(requests)
+            missing.discard(None)
+            if missing:
+                self._brand(first, entries, missing)
+        if self._bad:
+            self._find_carriers(requests)
+            for first, entries in folded:
+                self._taint(first, entries)
+            self._steps += 1
+            if self._steps >= PRUNE_STEPS or len(self._bad) >= self._prune_at:
+                self.prune()
+        folded.clear()
+
+    def processed(self) -> None:
+        """Look at the registrations that were made while an output was processed."""
+        self._stamps.fold()
+        if self._bad:
+            for first, entries in self._stamps.folded:
+                self._taint(first, entries)
+        self._stamps.folded.clear()
+
+    def _brand(self, first: int, entries: Sequence[Registration], missing: set[str | None]) -> None:
+        page_stamps = self._stamps.page_stamps
+        for stamp, entry in enumerate(entries, first + 1):
+            if entry[0] not in missing:
+                continue
+            ids = [page for page in self._registered(entry) if page_stamps[page] == stamp]
+            if not ids:
+                continue
+            self.never[stamp] = tuple(ids)
+            self.new_never.append(stamp)
+            self._bad.update(dict.fromkeys(ids, stamp))
+
+    def _registered(self, entry: Registration) -> list[int]:
+        pages, mask = entry[2], entry[3]
+        ids = self._port.ids(pages if mask is None else compress(pages, mask))
+        return [page for page in ids if page != self._port.null_page]
+
+    # ----------------------------------------------------------------- taint
+
+    def _find_carriers(self, requests: Collection[str]) -> None:
+        """Look once at the tables of every newly admitted request: does it reuse a bad page?
+
+        A table object lives from admission to preemption or end, so its identity tells admissions apart.
+        """
+        bad = self._bad
+        page_stamps = self._stamps.page_stamps
+        for request in requests:
+            tables = self._port.tables(request)
+            if not tables:
+                continue
+            mark = tables[0]
+            if self._clean.get(request) is mark or self._carriers.get(request) is mark:
+                continue
+            found = any(
+                page_stamps[page] == bad[page] and self._has_key(page)
+                for table in tables
+                for page in bad.keys() & self._port.ids(table)
+            )
+            (self._carriers if found else self._clean)[request] = mark
+            (self._clean if found else self._carriers).pop(request, None)
+        if len(self._clean) + len(self._carriers) > 2 * len(requests) + PRUNE_AT:
+            self._forget()
+
+    def _has_key(self, page: int) -> bool:
+        """Return whether a page has a key; one that was evicted and handed out again has none and still its old stamp."""
+        return self._port.tokens(self._port.take(page, page + 1))[0] > 0
+
+    def _taint(self, first: int, entries: Sequence[Registration]) -> None:
+        if not self._carriers:
+            return
+        page_stamps = self._stamps.page_stamps
+        for stamp, entry in enumerate(entries, first + 1):
+            request = entry[0]
+            if request is None or request not in self._carriers:
+                continue
+            tables = self._port.tables(request)
+            if not tables or tables[0] is not self._carriers[request]:
+                continue
+            for page in self._registered(entry):
+                mark = page_stamps[page]
+                same_call = (mark ^ stamp) & CALL_MASK == 0
+                if same_call and mark not in self.never and self.tainted.get(page) != mark:
+                    self.tainted[page] = mark
+                    self.new_tainted.append((mark, page))
+                    self._bad[page] = mark
+
+    def _forget(self) -> None:
+        for known in (self._clean, self._carriers):
+            for request in list(known):
+                tables = self._port.tables(request)
+                if not tables or tables[0] is not known[request]:
+                    del known[request]
+
+    # ------------------------------------------------------------------ size
+
+    def prune(self) -> None:
+        """Forget pages that lost their key or were registered anew."""
+        page_stamps = self._stamps.page_stamps
+        ids = list(self._bad)
+        pages = [self._port.take(page, page + 1)[0] for page in ids]
+        alive = {
+            page
+            for page, tokens in zip(ids, self._port.tokens(pages), strict=True)
+            if tokens and page_stamps[page] == self._bad[page]
+        }
+        before = len(self.never) + len(self.tainted)
+        self._bad = {page: stamp for page, stamp in self._bad.items() if page in alive}
+        kept = set(self._bad.values())
+        self.never = {stamp: pages for stamp, pages in self.never.items() if stamp in kept}
+        self.tainted = {page: stamp for page, stamp in self.tainted.items() if self._bad.get(page) == stamp}
+        self._prune_at = max(PRUNE_AT, 2 * len(self._bad))
+        self._steps = 0
+        if not self._bad:
+            self._clean.clear()
+            self._carriers.clear()
+        self.shrunk = self.shrunk or len(self.never) + len(self.tainted) != before
+
+    def forget_news(self) -> None:
+        """Readers know everything now, or there are none."""
+        self.new_never.clear()
+        self.new_tainted.clear()
+        self.shrunk = False
+
+    def reset(self) -> None:
+        """The cache was emptied: nothing bad carries a key any more."""
+        self.shrunk = self.shrunk or bool(self._bad)
+        self.never.clear()
+        self.tainted.clear()
+        self._bad.clear()
+        self._clean.clear()
+        self._carriers.clear()

@@ -1,0 +1,348 @@
+"""The probe as a whole: what it is made of, how it starts, how it is taken out, and what happens on a fork.
+
+Invariant: :meth:`Probe.start` never raises and never waits; after :meth:`Probe.stop` the engine is as it was before.
+Made by an engine adapter's entry hook; one for each engine core of a process.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import paths
+from ..errors import KvctlError, UnsupportedError
+from ..model.groups import Geometry
+from ..model.snapshot import EngineInfo, Level
+from . import forks
+from .auditlog import AuditLog
+from .changes import Changes
+from .counters import Counters
+from .decisions import Recorder
+from .ghost import Ghost
+from .guard import Guard, Limits
+from .ledger import Ledger
+from .operations import Operations
+from .options import Options
+from .safepoint import SafePoint
+from .server import Server
+from .standing import Standing
+
+if TYPE_CHECKING:
+    from ..engines.base import Adapter
+
+DEFAULT_RING_MB = 16
+
+
+class Probe:
+    """One engine's probe.
+
+    Args:
+        adapter: The engine.
+        log: Receives single lines.
+        turn: Lock of an engine that has no thread while it idles.
+        limits: What the host tolerates.
+        environ: Environment; the process's own by default.
+    """
+
+    def __init__(
+        self,
+        adapter: "Adapter",
+        *,
+        log: Callable[[str], None] | None = None,
+        turn: Any | None = None,
+        limits: Limits | None = None,
+        environ: dict[str, str] | None = None,
+    ) -> None:
+        env = dict(os.environ) if environ is None else environ
+        self.adapter = adapter
+        self.log = log
+        self.guard = Guard(limits=limits, log=log)
+        self.options = Options()
+        self.counters = Counters()
+        self.ledger = Ledger()
+        self.ghost = Ghost(self.options["ghost_keys"])
+        self.recorder = Recorder(self.options, self.counters)
+        self.safe_point = SafePoint(self.guard, adapter.wake, turn=turn)
+        self.standing = Standing(self.guard, allow_changes=env.get("KVCTL_ALLOW_CHANGES") == "1")
+        self.changes = Changes(self)
+        self.info = EngineInfo(pid=os.getpid(), start_ticks=0, engine=adapter.engine, version="", model="")
+        self.geometry = Geometry(groups=(), hash_unit=1, alignment=1, caching=False)
+        self.pages = 0
+        self.feed: Any = None
+        self._port: Any = None
+        self.server: Server | None = None
+        self.audit_log = AuditLog(None, (0, 0))
+        self._environ = env
+        self._outputs: dict[int, int] = {}
+        self._dispatched = True
+        self._stop_reason: str | None = None
+
+    # -------------------------------------------------------------- start, stop
+
+    def start(self) -> bool:
+        """Describe the engine, put in the hooks, listen. Engine's thread; never raises.
+
+        Returns:
+            Whether the probe runs. Parts that cannot work are off with a reason, the rest works.
+        """
+        started = self.guard.attempt(self._start)
+        if started.error is not None:
+            self._say(f"probe not started: {type(started.error).__name__}: {started.error}")
+            self.guard.open(f"not started: {started.error}")
+            return False
+        return True
+
+    def _start(self) -> None:
+        adapter = self.adapter
+        ticks = paths.start_ticks(os.getpid()) or 0
+        described = self._try("overview", adapter.info)
+        if described is not None:
+            self.info = described
+        geometry = self._try("geometry", adapter.geometry)
+        if geometry is not None:
+            self.geometry = geometry
+        self.standing.found = adapter.capabilities()
+        pool = self._try("pool", adapter.pool)
+        self.pages = pool.pages if pool is not None else 0
+        self._start_feed()
+        self.recorder.feed = self.feed
+        self.guard.on_open(adapter.uninstall)
+        adapter.install(self)
+        self._listen(ticks)
+        forks.watch(self)
+
+    def _start_feed(self) -> None:
+        if not self.standing.has("feed"):
+            return
+        self.feed = self._try("feed", self._make_feed)
+        if self.feed is not None:
+            self.guard.on_open(self.feed.uninstall)
+            self.safe_point.idle_work = self.feed.idle
+
+    def _make_feed(self) -> Any:
+        from .feed import Feed  # noqa: PLC0415 - an engine without a feed never loads it
+
+        ring_mb = self._environ.get("KVCTL_RING_MB", "")
+        megabytes = int(ring_mb) if ring_mb.isdigit() and int(ring_mb) else DEFAULT_RING_MB
+        port = self.adapter.pool_port()
+        feed = Feed(port, ring_bytes=megabytes << 20, on_off=self._feed_off)
+        feed.install()
+        if feed.reason is not None:
+            raise UnsupportedError(feed.reason)
+        feed.stamps.observer = self.ghost.registered
+        self._port = port
+        # Keys that were registered before the probe came are not known to the ghost set.
+        pool = self.adapter.pool()
+        self.ghost.complete = self.ghost.complete and not pool.keys
+        return feed
+
+    def _feed_off(self, reason: str) -> None:
+        self.standing.off["feed"] = reason
+        self._say(f"feed is off: {reason}")
+
+    def _listen(self, ticks: int) -> None:
+        folder = self._try("socket", lambda: paths.own_folder(self._environ))
+        if folder is None:
+            return
+        self.audit_log = AuditLog(folder / paths.AUDIT_FILE, (os.getpid(), ticks))
+        part = sum(1 for probe in forks.running() if probe.server is not None)
+        name = paths.SocketName(pid=os.getpid(), start_ticks=ticks, part=part)
+        kill_file = folder / paths.KILL_FILE
+        self.server = self._try(
+            "socket",
+            lambda: Server(
+                folder,
+                name,
+                Operations(self),
+                self.guard,
+                allowed=paths.allowed_uids(self._environ),
+                on_tick=lambda: self._tick(kill_file),
+            ),
+        )
+        if self.server is not None:
+            self.server.start()
+            self._say(f"listening on {self.server.path}")
+
+    def _try(self, name: str, fn: Callable[[], Any]) -> Any:
+        attempt = self.guard.attempt(fn)
+        if attempt.error is not None:
+            why = f": {attempt.error.why}" if isinstance(attempt.error, KvctlError) and attempt.error.why else ""
+            self.standing.off[name] = f"{attempt.error}{why}"[:500]
+            self._say(f"{name} is off: {self.standing.off[name]}")
+        return attempt.value
+
+    def _tick(self, kill_file: Path) -> None:
+        if self.guard.on and kill_file.exists():
+            self.stop_soon(f"{kill_file} exists")
+
+    def stop_soon(self, reason: str) -> None:
+        """Take the probe out at the next safe point; its socket answers until then. Any thread."""
+        self._stop_reason = reason
+        # The answer that is being written comes first: hooks go now, the socket a moment later.
+        self.guard.open(reason)
+        if self.server is not None:
+            self.server.stop()
+
+    def stop(self, reason: str = "the engine is shutting down") -> None:
+        """Take the probe out: hooks, feed, jobs, socket. Any thread; does not wait for the engine."""
+        self.guard.open(reason)
+        self.safe_point.fail_all()
+        server, self.server = self.server, None
+        if server is not None:
+            server.stop()
+            server.join(2.0)
+        forks.forget(self)
+
+    def abandon(self) -> None:
+        """In a forked child: this process has no engine of ours. Hooks are passages from now on."""
+        self.guard.on = False
+        self.guard.reason = "this process is a fork of the engine"
+        server, self.server = self.server, None
+        if server is not None:
+            server.abandon()
+
+    def _say(self, line: str) -> None:
+        if self.log is not None:
+            self.guard.attempt(self.log, line)
+
+    # -------------------------------------------------------------------- hooks
+
+    def begin_schedule(self) -> None:
+        """A schedule call begins. Engine's thread."""
+        self.guard.step()
+        step = self.recorder.step + 1
+        self.recorder.begin_step(step)
+        if self.feed is not None:
+            self.feed.before_schedule(step)
+
+    def end_schedule(self, output: object, scheduled: Iterable[str]) -> None:
+        """A schedule call returned. Engine's thread."""
+        step = self.recorder.step
+        self._outputs[id(output)] = step
+        self._dispatched = False
+        if len(self._outputs) > 64:
+            self._outputs.pop(next(iter(self._outputs)))
+        if self.feed is not None:
+            self.feed.after_schedule(step, scheduled)
+
+    def dispatched(self) -> None:
+        """The batch is on its way to the device. Engine's thread."""
+        if self._dispatched:
+            return
+        self._dispatched = True
+        if self.feed is not None:
+            self.feed.shadow()
+            self.ghost.take_in(self._port, self.options["ghost_keys_per_step"])
+
+    def begin_update(self, output: object) -> None:
+        """Results are about to be processed. Engine's thread."""
+        self.dispatched()
+        step = self._outputs.get(id(output))
+        if self.feed is not None and step is not None:
+            self.feed.before_update(step)
+
+    def end_update(self, output: object) -> None:
+        """Results were processed. Engine's thread."""
+        step = self._outputs.pop(id(output), None)
+        if self.feed is not None and step is not None:
+            self.feed.after_update(step)
+
+    def between_steps(self, *, idle: bool) -> None:
+        """Nothing of the engine runs. Engine's thread."""
+        if self.safe_point.waiting or (idle and self.safe_point.idle_work is not None):
+            self.safe_point.drain(idle=idle)
+
+    # --------------------------------------------------- at a safe point: reads
+
+    def copy(self, *, tables: bool, holders: bool) -> dict[str, Any]:
+        """Copy the small tables. Engine's thread, at a safe point."""
+        begin = time.monotonic_ns()
+        adapter = self.adapter
+        notes: list[str] = []
+
+        def part(name: str, read: Callable[[], Any]) -> Any:
+            if not self.standing.has(name):
+                return None
+            attempt = self.guard.attempt(read)
+            if attempt.error is not None:
+                notes.append(f"{name} could not be read: {attempt.error}"[:300])
+            return attempt.value
+
+        copied = {
+            "epoch": self.cut() if self.feed is not None else None,
+            "pool": part("pool", adapter.pool),
+            "requests": part("requests", lambda: adapter.requests(tables=tables)),
+            "holders": part("holders", adapter.holders) if holders else None,
+            "tiers": part("tiers", adapter.tiers),
+            "step": self.recorder.step,
+            "taken_ns": time.time_ns(),
+            "notes": notes,
+        }
+        copied["duration_ns"] = time.monotonic_ns() - begin
+        return copied
+
+    def cut(self) -> int:
+        """Publish what changed; return the epoch. Engine's thread."""
+        return int(self.feed.cut()) if self.feed is not None else 0
+
+    def join(self, level: Level, *, explain: bool) -> dict[str, Any]:
+        """Join a reader. Engine's thread."""
+        self.feed.join(level)
+        if explain:
+            self.recorder.explaining += 1
+        return {"descriptor": self.feed.ring_fd, "pages": self.pages, "epoch": self.cut(), "ring": self.feed_status()}
+
+    def leave(self, level: Level, *, explain: bool) -> None:
+        """A reader left. Engine's thread."""
+        if explain:
+            self.recorder.explaining -= 1
+        if self.guard.on:
+            self.feed.leave(level)
+
+    def bootstrap(self) -> int:
+        """Have the whole table put into the ring. Engine's thread."""
+        self.feed.request_bootstrap()
+        return self.cut()
+
+    def audit(self) -> int:
+        """Put a checksum of the table into the ring. Engine's thread."""
+        epoch = self.cut()
+        self.feed.audit()
+        return epoch
+
+    def options_changed(self) -> None:
+        """Take over changed options. Engine's thread."""
+        self.recorder.resize()
+        self.ghost.capacity = self.options["ghost_keys"]
+
+    # ------------------------------------------------------------- descriptions
+
+    def feed_status(self) -> dict[str, Any]:
+        """Describe the feed."""
+        if self.feed is None:
+            return {"on": False, "reason": self.standing.off.get("feed")}
+        with contextlib.suppress(RuntimeError):
+            return {"on": True, **self.feed.status()}
+        return {"on": True}
+
+    def read_counters(self) -> dict[str, float]:
+        """Return all counters. Any thread."""
+        guard = self.guard
+        return self.counters.read(
+            {
+                "probe_overhead_seconds": guard.spent_ns / 1e9,
+                "probe_safepoint_seconds": self.safe_point.spent_ns / 1e9,
+                "probe_errors": guard.errors,
+                "probe_breaker_open": 0.0 if guard.on else 1.0,
+                "engine_steps": self.recorder.step,
+                "ghost_keys": len(self.ghost),
+                "ghost_forgotten": self.ghost.forgotten,
+                **self.ledger.read(),
+            }
+        )
+
+    def readers(self) -> int:
+        """Return the number of connections."""
+        return 0 if self.server is None else self.server.readers

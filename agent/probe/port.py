@@ -1,0 +1,117 @@
+"""What the feed asks of an engine's page pool: hooks, and columns over page objects.
+
+Invariant: types only. An engine adapter implements :class:`PoolPort` (``agent.engines.vllm.pool``); the feed uses it on
+the engine's thread. Page objects are opaque to the feed: it only hands them back.
+"""
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    Words = array[int]
+else:  # not subscriptable before Python 3.12
+    Words = array
+
+Registration = tuple[str | None, Any, Sequence[Any], Sequence[bool] | None, int, int, int, Any]
+"""One registration call, as the hook saw it, without a step of work more:
+
+request id, request, pages, mask of the pages that were registered (None: all), tokens before the first page, tokens of
+a page, tokens that the request had computed at this moment, status of the request.
+
+Without a request id it is a *move*: pages are (source, destination) and the destination takes over the keys.
+"""
+
+
+@dataclass(slots=True)
+class Events:
+    """Where the hooks of a followed pool put the pages they see: bound ``extend`` methods, nothing else runs there."""
+
+    cleared: Callable[[Iterable[Any]], object]
+    """Pages that were allocated or evicted: without a key unless they were registered since."""
+    changed: Callable[[Iterable[Any]], object]
+    """Pages whose secondary keys changed."""
+    touched: Callable[[Iterable[Any]], object]
+    """Pages whose references changed (level references)."""
+    reset: Callable[[], object]
+    """The engine emptied its cache."""
+
+
+class PoolPort(Protocol):
+    """An engine's pool. All methods on the engine's thread; none of them may keep what it is given."""
+
+    pages: int
+    """All pages, the null page included; page ids run from 0."""
+    null_page: int | None
+    """A page that is shared by everybody and means "no page"; it is never reported."""
+    key_bytes: int
+    """Length of the engine's keys: chained hash and 4 bytes of group id, big-endian."""
+
+    def refuse(self) -> str | None:
+        """Return why this pool cannot be followed exactly, or None."""
+        ...
+
+    def install(self, log: Callable[[Registration], object], failed: Callable[[str, BaseException], object]) -> None:
+        """Put in the always-on hooks: one entry in ``log`` for a registration call; ``failed`` never raises."""
+        ...
+
+    def uninstall(self) -> None:
+        """Take out every hook and restore what was there before."""
+        ...
+
+    def follow(self, events: Events, *, references: bool) -> None:
+        """Put in the hooks of a joined feed, or change their level."""
+        ...
+
+    def unfollow(self) -> None:
+        """Take out the hooks of a joined feed; the always-on hooks stay."""
+        ...
+
+    def take(self, start: int, stop: int) -> list[Any]:
+        """Return the page objects ``start .. stop``."""
+        ...
+
+    def ids(self, pages: Iterable[Any]) -> list[int]:
+        """Return page ids."""
+        ...
+
+    def tokens(self, pages: Iterable[Any]) -> Words:
+        """Return positions as u32, 0 for a page without a key."""
+        ...
+
+    def keys(self, pages: Iterable[Any]) -> bytes:
+        """Return keys, ``key_bytes`` each, zeros for a page without one."""
+        ...
+
+    def references(self, pages: Iterable[Any]) -> Words:
+        """Return reference counts as i32."""
+        ...
+
+    def free(self, pages: Iterable[Any]) -> bytes:
+        """Return a byte for each page: 1 where it stands in the free list."""
+        ...
+
+    def extra(self, ids: Iterable[int] | range) -> list[tuple[int, bytes]]:
+        """Return the secondary keys of these pages as (page, key)."""
+        ...
+
+    def parent(self, request: Any, tokens: int) -> bytes:
+        """Return the first 8 bytes of the request's chained hash that ends at ``tokens``; zeros at 0 or if unknown."""
+        ...
+
+    def loaded(self, status: Any) -> bool:
+        """Return whether this request status means that its pages were brought by a load from another tier."""
+        ...
+
+    def tables(self, request: str) -> list[list[Any]]:
+        """Return the live page tables of a request, one a group; empty when it holds none."""
+        ...
+
+    def chains(self, request: str) -> Iterable[tuple[list[int], list[bytes]]]:
+        """Yield (page ids, their parents' first 8 bytes) from the hash list of a running request, group by group."""
+        ...
+
+    def requests(self) -> list[str]:
+        """Return ids of the requests that hold pages."""
+        ...

@@ -1,0 +1,363 @@
+"""The probe's end of the socket: one thread, non-blocking, that never lets a reader hurt the engine.
+
+Invariant: memory for a reader is bounded (frames, backlog, questions at once), a reader that does not read is closed,
+and nothing here runs on the engine's thread except :meth:`Server.finished`. Started by ``lifecycle``.
+"""
+
+import contextlib
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from .. import paths, wire
+from ..errors import AgentError, KvctlError, ProtocolError, RefusedError
+from .answers import Deferred, Reader
+from .guard import Guard
+from .operations import Operations
+from .safepoint import Job
+
+MAX_READERS: Final = 16
+MAX_QUESTIONS: Final = 8
+"""Questions of one reader that may wait for the engine at once."""
+GREETING_S: Final = 5.0
+STALL_S: Final = 30.0
+"""A reader that takes none of its bytes for this long is closed."""
+TICK_S: Final = 1.0
+PUMP_S: Final = 0.005
+"""How often jobs are offered to an idle engine that has no thread of its own."""
+_OVERFLOW_UID: Final = 65534
+_CREDENTIALS: Final = struct.Struct("3i")
+
+
+class Connection:
+    """One reader."""
+
+    def __init__(self, link: socket.socket, pid: int, uid: int) -> None:
+        self.link = link
+        self.frames = wire.FrameBuffer(wire.MAX_GREETING)
+        self.out: deque[tuple[memoryview, int | None]] = deque()
+        """Bytes to send, each with the descriptor that rides on its first byte."""
+        self.greeted = False
+        self.closing = False
+        """Close as soon as everything is sent."""
+        self.questions = 0
+        self.since = time.monotonic()
+        """When it connected, or last took bytes while some were waiting."""
+        self.reader = Reader(pid=pid, uid=uid)
+
+
+class Server:
+    """Listen and answer.
+
+    Args:
+        folder: Runtime folder (0700, ours).
+        name: Identity for the socket's name.
+        operations: What the questions mean.
+        guard: Runs everything that could fail.
+        allowed: Uids that may connect.
+        on_tick: Called about once a second.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        name: paths.SocketName,
+        operations: Operations,
+        guard: Guard,
+        *,
+        allowed: frozenset[int],
+        on_tick: Callable[[], object] | None = None,
+    ) -> None:
+        self.path = folder / name.text()
+        self._operations = operations
+        self._guard = guard
+        self._allowed = allowed
+        self._on_tick = on_tick
+        self._connections: set[Connection] = set()
+        self._finished: deque[tuple[Connection, Any, Deferred, Job]] = deque()
+        self._stop = False
+        self._selector = selectors.DefaultSelector()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._listener = _listen(folder, name.text())
+        self._thread = threading.Thread(target=self._run, name="kvctl-probe", daemon=True)
+        self.refused = 0
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wake, selectors.EVENT_READ)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and remove the socket. Any thread; does not wait."""
+        self._stop = True
+        self.notify()
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread to end, unless this is that thread."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout_s)
+
+    def notify(self) -> None:
+        """Make the thread look around. Any thread; costs a microsecond."""
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._wake, 1)
+
+    def abandon(self) -> None:
+        """In a forked child, where the thread does not exist: close what belongs to the parent."""
+        for connection in self._connections:
+            connection.link.close()
+        self._connections.clear()
+        self._listener.close()
+        wake, self._wake = self._wake, -1
+        with contextlib.suppress(OSError):
+            os.close(wake)
+
+    # ------------------------------------------------------------------- loop
+
+    def _run(self) -> None:
+        self._guard.attempt(self._loop)
+        self._guard.attempt(self._close_all)
+
+    def _loop(self) -> None:
+        next_tick = time.monotonic() + TICK_S
+        while not self._stop:
+            pumping = self._operations.safe_point.waiting and self._operations.safe_point.turn is not None
+            for key, events in self._selector.select(PUMP_S if pumping else TICK_S):
+                self._guard.attempt(self._serve, key, events)
+            if self._operations.safe_point.turn is not None:
+                self._guard.attempt(self._operations.safe_point.pump)
+            while self._finished:
+                failed = self._guard.attempt(self._answer_finished, *self._finished.popleft()).error
+                if failed is not None:
+                    self._guard.last_error = f"answering: {type(failed).__name__}: {failed}"[:500]
+            now = time.monotonic()
+            if now >= next_tick:
+                next_tick = now + TICK_S
+                self._guard.attempt(self._tick, now)
+
+    def _serve(self, key: selectors.SelectorKey, events: int) -> None:
+        if key.fileobj is self._listener:
+            self._accept()
+        elif key.fileobj == self._wake:
+            with contextlib.suppress(OSError):
+                os.eventfd_read(self._wake)
+        else:
+            connection: Connection = key.data
+            failed = self._guard.attempt(self._exchange, connection, events).error
+            if failed is not None:
+                self._close(connection)
+
+    def _tick(self, now: float) -> None:
+        for connection in list(self._connections):
+            stalled = connection.out and now - connection.since > STALL_S
+            if stalled or (not connection.greeted and now - connection.since > GREETING_S):
+                self._close(connection)
+        if self._on_tick is not None:
+            self._on_tick()
+
+    # ------------------------------------------------------------ connections
+
+    def _accept(self) -> None:
+        try:
+            link, _ = self._listener.accept()
+        except OSError:
+            return
+        link.settimeout(0)
+        pid, uid, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        connection = Connection(link, pid, uid)
+        self._connections.add(connection)
+        self._selector.register(link, selectors.EVENT_READ, connection)
+        refusal = self._refusal(pid, uid)
+        if refusal is not None:
+            self.refused += 1
+            connection.closing = True
+            self._send(connection, {"error": wire.error_to_plain(refusal)})
+
+    def _refusal(self, pid: int, uid: int) -> KvctlError | None:
+        if uid not in self._allowed or uid == _OVERFLOW_UID:
+            return RefusedError(
+                f"uid {uid} may not talk to this engine",
+                next_step="run kvctl as the engine's user, or start the engine with KVCTL_ALLOWED_UIDS",
+            )
+        if pid <= 0:
+            return RefusedError("a reader from another process namespace is refused", next_step="run kvctl inside it")
+        if len(self._connections) > MAX_READERS:
+            return RefusedError(
+                f"{MAX_READERS} readers are connected already", next_step="close one, or ask the exporter's endpoint"
+            )
+        return None
+
+    def _exchange(self, connection: Connection, events: int) -> None:
+        if events & selectors.EVENT_READ:
+            try:
+                data = connection.link.recv(1 << 16)
+            except BlockingIOError:
+                data = None
+            except OSError:
+                data = b""
+            if data == b"":
+                self._close(connection)
+                return
+            if data and not connection.closing:
+                connection.frames.feed(data)
+                self._take_frames(connection)
+        if connection in self._connections:
+            self._flush(connection)
+
+    def _take_frames(self, connection: Connection) -> None:
+        try:
+            while not connection.closing and (message := connection.frames.next()) is not None:
+                if connection.greeted:
+                    self._question(connection, message)
+                else:
+                    self._greeting(connection, message)
+        except ProtocolError as error:
+            connection.closing = True
+            self._send(connection, {"ok": False, "error": wire.error_to_plain(error)})
+
+    def _greeting(self, connection: Connection, message: dict[str, Any]) -> None:
+        hello = message.get("hello")
+        if not isinstance(hello, dict) or hello.get("protocol") != wire.PROTOCOL:
+            found = hello.get("protocol") if isinstance(hello, dict) else None
+            raise ProtocolError(
+                "the greeting cannot be understood",
+                why=f"this agent speaks protocol {wire.PROTOCOL}, it was greeted in {str(found)[:20]}",
+                next_step="use the same version of kvctl on both sides",
+            )
+        connection.greeted = True
+        connection.frames.limit = wire.MAX_REQUEST
+        self._send(connection, {"hello": self._operations.hello()})
+
+    def _question(self, connection: Connection, message: dict[str, Any]) -> None:
+        number = message.get("id")
+        if connection.questions >= MAX_QUESTIONS:
+            self._fail(connection, number, RefusedError(f"{MAX_QUESTIONS} questions wait already"))
+            return
+        answered = self._guard.attempt(self._operations.ask, connection.reader, message)
+        if answered.error is not None:
+            self._fail(connection, number, answered.error)
+        elif isinstance(answered.value, Deferred):
+            deferred = answered.value
+            connection.questions += 1
+            self._operations.safe_point.submit(
+                deferred.run,
+                label=deferred.label,
+                deadline_s=deferred.deadline_s,
+                done=lambda job: self.finished(connection, number, deferred, job),
+            )
+        else:
+            self._send(connection, {"id": number, "ok": True, "result": answered.value})
+
+    def finished(self, connection: Connection, number: Any, deferred: Deferred, job: Job) -> None:
+        """Hand over a job's result. Engine's thread."""
+        self._finished.append((connection, number, deferred, job))
+        self.notify()
+
+    def _answer_finished(self, connection: Connection, number: Any, deferred: Deferred, job: Job) -> None:
+        connection.questions -= 1
+        if connection not in self._connections:
+            self._operations.left(connection.reader)
+            return
+        if job.error is not None:
+            self._fail(connection, number, job.error)
+            return
+        finished = self._guard.attempt(deferred.finish, job.value)
+        if finished.error is not None:
+            self._fail(connection, number, finished.error)
+            return
+        descriptor = deferred.descriptor(job.value) if deferred.descriptor is not None else None
+        self._send(connection, {"id": number, "ok": True, "result": finished.value}, descriptor)
+
+    def _fail(self, connection: Connection, number: Any, error: Exception) -> None:
+        if not isinstance(error, KvctlError):
+            error = AgentError("the agent failed to answer", why=f"{type(error).__name__}: {error}"[:500])
+        self._send(connection, {"id": number, "ok": False, "error": wire.error_to_plain(error)})
+
+    def _send(self, connection: Connection, message: dict[str, Any], descriptor: int | None = None) -> None:
+        frame = wire.encode(message)
+        if sum(len(part) for part, _ in connection.out) + len(frame) > wire.MAX_REPLY:
+            self._close(connection)
+            return
+        if not connection.out:
+            connection.since = time.monotonic()
+        connection.out.append((memoryview(frame), descriptor))
+        self._flush(connection)
+
+    def _flush(self, connection: Connection) -> None:
+        try:
+            while connection.out:
+                part, descriptor = connection.out[0]
+                if descriptor is None:
+                    sent = connection.link.send(part)
+                else:
+                    sent = socket.send_fds(connection.link, [part], [descriptor])
+                connection.since = time.monotonic()
+                if sent < len(part):
+                    connection.out[0] = (part[sent:], None)
+                else:
+                    connection.out.popleft()
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._close(connection)
+            return
+        if connection.closing and not connection.out:
+            self._close(connection)
+            return
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.out else 0)
+        if connection in self._connections:
+            self._selector.modify(connection.link, events, connection)
+
+    def _close(self, connection: Connection) -> None:
+        if connection not in self._connections:
+            return
+        self._connections.discard(connection)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(connection.link)
+        connection.link.close()
+        connection.out.clear()
+        self._operations.left(connection.reader)
+
+    def _close_all(self) -> None:
+        # The wake descriptor stays open: the engine's thread may write to it once more, so its number must stay ours.
+        while self._finished:
+            self._guard.attempt(self._answer_finished, *self._finished.popleft())
+        for connection in list(self._connections):
+            self._guard.attempt(self._close, connection)
+        self._listener.close()
+        self._selector.close()
+        self.path.unlink(missing_ok=True)
+
+    @property
+    def readers(self) -> int:
+        """Number of connections."""
+        return len(self._connections)
+
+
+def _listen(folder: Path, name: str) -> socket.socket:
+    """Bind by way of the folder's descriptor: socket addresses hold 107 bytes, and the folder cannot be swapped."""
+    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name, dir_fd=descriptor)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            # The folder is 0700, so nobody gets between bind and chmod; umask belongs to the whole host process.
+            listener.bind(f"/proc/self/fd/{descriptor}/{name}")
+            os.chmod(name, 0o600, dir_fd=descriptor)
+            listener.listen(MAX_READERS)
+            listener.settimeout(0)
+        except OSError:
+            listener.close()
+            raise
+        return listener
+    finally:
+        os.close(descriptor)

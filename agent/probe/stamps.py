@@ -1,0 +1,242 @@
+"""Stamps: which registration gave each page its key, with one hook a registration call and one word a page.
+
+Invariant: a page's stamp is ``step << 20 | call`` of its last registration; it is meaningless without a key, so removals
+need no hook. Bounded memory: one word a page, and the calls of one step. Called by the feed on the engine's thread.
+
+A page belongs to the schedule call that computes its last token. That is the call that registers it, unless the
+request had computed the page already (the step before, sub-range *late*); pages registered while an output is processed
+belong to that output's step; pages of a finished load are there at once (design: architecture.md, "Commit fence").
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, compress, repeat
+from typing import Any, NamedTuple
+
+from ..feedformat import CALL_MASK, LATE_CALLS, LOADED_CALLS, STEP_SHIFT, UPDATE_CALLS
+from .port import PoolPort, Registration
+
+LOG_LIMIT = 1 << 16
+"""Calls that are kept when nobody folds them. A step has about a hundred."""
+
+WEIGHTS_LIMIT = 64
+"""Changes of weights that are remembered."""
+
+
+class Run(NamedTuple):
+    """Pages of one registration that follow each other in one chain."""
+
+    stamp: int
+    parent: bytes
+    """First 8 bytes of the key before the first page."""
+    length: int
+
+
+class Fresh:
+    """Registrations since the last cut: pages and their runs. Filled while somebody follows the feed."""
+
+    def __init__(self) -> None:
+        self.pages: list[Any] = []
+        self.runs: list[Run] = []
+
+    def clear(self) -> None:
+        """Forget them."""
+        self.pages.clear()
+        self.runs.clear()
+
+
+class Stamps:
+    """Fold the log of registration calls into one stamp a page."""
+
+    def __init__(self, port: PoolPort) -> None:
+        self._port = port
+        self.page_stamps = array("Q", bytes(8 * port.pages))
+        self.log: deque[Registration] = deque(maxlen=LOG_LIMIT)
+        self.lost = False
+        """Calls were dropped because nobody folded them: tables of readers are wrong."""
+        self.fresh: Fresh | None = None
+        """Where registrations go for the next cut; None while nobody follows."""
+        self.folded: list[tuple[int, Sequence[Registration]]] = []
+        """Folded calls of the current phase with the stamp before the first, for the commit fence."""
+        self.observer: Callable[[int, Sequence[Registration]], object] | None = None
+        """Told of every batch of folded calls and the stamp before the first; must not keep the requests."""
+        self.committed = 0
+        """Last step whose output was processed."""
+        self.weights: list[int] = []
+        """Stamps after which pages were computed with other weights than before."""
+        self._step = 0
+        self._base = 0
+        self._calls = 0
+        self._late: int | None = None
+        self._loaded = 0
+        self._saved = 0
+
+    @property
+    def latest(self) -> int:
+        """Stamp of the last folded registration of the current phase, or the one before its first."""
+        return self._base + self._calls
+
+    # ---------------------------------------------------------------- phases
+
+    def begin_step(self, step: int) -> None:
+        """Registrations from now on belong to schedule call ``step``."""
+        self.fold()
+        self._step = step
+        self._base = step << STEP_SHIFT
+        self._calls = 0
+        self._late = (max(step - 1, 0) << STEP_SHIFT) + LATE_CALLS
+
+    def begin_update(self, step: int) -> None:
+        """Registrations from now on belong to ``step``, whose output is being processed."""
+        self.fold()
+        self._saved = self._calls
+        self._base = (step << STEP_SHIFT) + UPDATE_CALLS
+        self._calls = 0
+        self._late = None
+
+    def end_update(self, step: int) -> None:
+        """The output of ``step`` was processed: its pages are committed."""
+        self.fold()
+        self.committed = max(self.committed, step)
+        self._base = self._step << STEP_SHIFT
+        self._calls = self._saved
+        self._late = (max(self._step - 1, 0) << STEP_SHIFT) + LATE_CALLS
+
+    def note_weights_change(self, step: int) -> None:
+        """Pages of calls after ``step`` are computed with new weights."""
+        self.weights.append((step + 1) << STEP_SHIFT)
+        del self.weights[:-WEIGHTS_LIMIT]
+
+    # ------------------------------------------------------------------ fold
+
+    def fold(self) -> None:
+        """Give every page in the log its stamp, in the order of the calls."""
+        log = self.log
+        if not log:
+            return
+        entries = list(log)
+        log.clear()
+        if len(entries) == LOG_LIMIT:
+            self.lost = True
+        first = self._base + self._calls
+        self._calls = min(self._calls + len(entries), CALL_MASK)
+        self.folded.append((first, entries))
+        if self.observer is not None:
+            self.observer(first, entries)
+        if self.fresh is None:
+            self._fold_stamps(first, entries)
+        else:
+            self._fold_runs(first, entries, self.fresh)
+
+    def _fold_stamps(self, stamp: int, entries: list[Registration]) -> None:
+        late = self._late is not None
+        pages: list[Any] = []
+        marks: list[int] = []
+        sizes: list[int] = []
+        for entry in entries:
+            stamp += 1
+            request, _, seen, mask, start, size, computed, _ = entry
+            if start + size <= computed and (late or request is None):
+                self._store(pages, marks, sizes)
+                pages, marks, sizes = [], [], []
+                if request is None:
+                    self._move(seen)
+                for mark, _, part in self._parts(stamp, entry, split=False):
+                    self._store(part, [mark], [len(part)])
+            elif mask is None:
+                pages += seen
+                marks.append(stamp)
+                sizes.append(len(seen))
+            else:
+                before = len(pages)
+                pages += compress(seen, mask)
+                marks.append(stamp)
+                sizes.append(len(pages) - before)
+        self._store(pages, marks, sizes)
+
+    def _fold_runs(self, stamp: int, entries: list[Registration], fresh: Fresh) -> None:
+        for entry in entries:
+            stamp += 1
+            if entry[0] is None:
+                self._move(entry[2])
+                moved = entry[2][1]
+                mark = self.page_stamps[self._port.ids((moved,))[0]]
+                fresh.pages.append(moved)
+                fresh.runs.append(Run(mark, bytes(8), 1))
+                continue
+            pages: list[Any] = []
+            marks: list[int] = []
+            sizes: list[int] = []
+            for mark, tokens, part in self._parts(stamp, entry, split=True):
+                pages += part
+                marks.append(mark)
+                sizes.append(len(part))
+                fresh.runs.append(Run(mark, self._port.parent(entry[1], tokens), len(part)))
+            self._store(pages, marks, sizes)
+            fresh.pages += pages
+
+    def _store(self, pages: list[Any], marks: list[int], sizes: list[int]) -> None:
+        stamps = self.page_stamps
+        ids = self._port.ids(pages)
+        at = 0
+        for stamp, size in zip(marks, sizes, strict=True):
+            if size == 1:
+                stamps[ids[at]] = stamp
+            else:
+                for page in ids[at : at + size]:
+                    stamps[page] = stamp
+            at += size
+
+    def _move(self, pair: Sequence[Any]) -> None:
+        source, target = self._port.ids(pair)
+        self.page_stamps[target] = self.page_stamps[source]
+
+    def _parts(self, stamp: int, entry: Registration, *, split: bool) -> Iterable[tuple[int, int, list[Any]]]:
+        """Cut one call where the stamp changes, and with ``split`` also where its chain has gaps.
+
+        Yields:
+            Stamp, tokens before the first page, pages.
+        """
+        request, _, seen, mask, start, size, computed, status = entry
+        if request is None:
+            return
+        pages = list(seen)
+        wanted = list(mask) if mask is not None else [True] * len(pages)
+        late = 0
+        mark = stamp
+        if self._late is not None and start + size <= computed:
+            late = min(max((computed - start) // size, 0), len(pages))
+            mark = self._late_stamp(stamp, status)
+        for begin, end, part_stamp in ((0, late, mark), (late, len(pages), stamp)):
+            if begin == end:
+                continue
+            if not split:
+                yield part_stamp, start + begin * size, list(compress(pages[begin:end], wanted[begin:end]))
+                continue
+            for low, high in self._spans(pages, wanted, begin, end):
+                yield part_stamp, start + low * size, pages[low:high]
+
+    def _late_stamp(self, stamp: int, status: Any) -> int:
+        if self._port.loaded(status):
+            self._loaded = (self._loaded + 1) & CALL_MASK
+            return (self.committed << STEP_SHIFT) + LOADED_CALLS + self._loaded
+        return (self._late or 0) + (stamp & CALL_MASK)
+
+    def _spans(self, pages: list[Any], wanted: list[bool], begin: int, end: int) -> Iterable[tuple[int, int]]:
+        null = self._port.null_page
+        if null is not None:
+            ids = self._port.ids(pages)
+            if null in ids:
+                wanted = [want and page != null for want, page in zip(wanted, ids, strict=True)]
+        position = begin
+        while True:
+            try:
+                low = wanted.index(True, position, end)
+            except ValueError:
+                return
+            try:
+                position = wanted.index(False, low, end)
+            except ValueError:
+                position = end
+            yield low, position
