@@ -1,0 +1,1 @@
+"""Ways into an engine: starting it with the agent in it (``launch``)."""

@@ -1,0 +1,212 @@
+"""One connection to a probe: greeting, requests, typed errors, and a deadline on everything.
+
+Invariant: nothing is sent before the other side's uid and process were checked, and no call outlives its deadline. Used
+by :mod:`agent.session`; not thread-safe.
+"""
+
+import os
+import socket
+import struct
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from . import paths, wire
+from .discovery import Endpoint, EndpointState
+from .errors import AgentError, DeadlineError, KvctlError, ProtocolError, TargetError
+
+GRACE_S: Final = 1.0
+"""How much longer than the engine's side a call waits: the engine's own sentence is the better one."""
+
+_CREDENTIALS: Final = struct.Struct("3i")
+_CHUNK: Final = 1 << 18
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int]:
+    """Return pid and uid of the other side as the kernel vouches for them (pid 0: not visible from here)."""
+    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(packed)
+    return pid, uid
+
+
+def connect_path(path: Path, timeout_s: float) -> socket.socket:
+    """Connect to a socket file whose path may be longer than the 107 bytes that a socket address holds."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(timeout_s)
+            connection.connect(f"/proc/self/fd/{folder}/{path.name}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+    finally:
+        os.close(folder)
+
+
+class Client:
+    """A greeted connection.
+
+    Args:
+        endpoint: Where to connect.
+        deadline_s: For connecting and greeting.
+
+    Raises:
+        TargetError: There is no live engine, or it is not the one that the socket's name says.
+        DeadlineError: Nobody answered in time.
+        ProtocolError: The other side speaks another language or version.
+    """
+
+    def __init__(self, endpoint: Endpoint, *, deadline_s: float = 5.0) -> None:
+        self.endpoint = endpoint
+        self._next_id = 0
+        self._buffer = wire.FrameBuffer(wire.MAX_REPLY)
+        self._descriptors: list[int] = []
+        self._until = time.monotonic() + deadline_s
+        if endpoint.state is not EndpointState.LIVE:
+            raise TargetError(
+                f"the engine of {endpoint.path.name} cannot be used",
+                why=endpoint.reason,
+                next_step="kvctl ps lists the engines of this host",
+            )
+        try:
+            self._socket = connect_path(endpoint.path, deadline_s)
+        except TimeoutError as error:
+            raise DeadlineError(f"engine {endpoint.pid} did not accept the connection in {deadline_s:g} s") from error
+        except OSError as error:
+            raise self._gone("connecting", error) from error
+        try:
+            self._check_peer()
+            self.hello = self._greet()
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_peer(self) -> None:
+        pid, uid = peer_of(self._socket)
+        expected = self.endpoint
+        if uid != expected.uid or pid != expected.pid or paths.start_ticks(pid) != expected.start_ticks:
+            raise TargetError(
+                f"another process answers for engine {expected.pid}",
+                why=f"the socket is held by process {pid} of uid {uid}",
+                next_step="kvctl doctor shows the runtime folders and who owns them",
+            )
+
+    def _greet(self) -> dict[str, Any]:
+        self._send({"hello": {"protocol": wire.PROTOCOL, "pid": os.getpid()}}, "greeting")
+        answer = self._receive("greeting")
+        if "error" in answer:
+            raise wire.error_from_plain(answer["error"])
+        hello = answer.get("hello")
+        if not isinstance(hello, dict) or hello.get("protocol") != wire.PROTOCOL:
+            raise ProtocolError("the agent speaks another protocol", why=f"this side speaks version {wire.PROTOCOL}")
+        return hello
+
+    def call(self, op: str, *, deadline_s: float = 10.0, **args: Any) -> Any:
+        """Ask one question and return its result.
+
+        Raises:
+            KvctlError: What the agent said, or why there is no answer.
+        """
+        self._until = time.monotonic() + deadline_s + GRACE_S
+        self._next_id += 1
+        self._send({"id": self._next_id, "op": op, "args": args, "deadline_ms": int(deadline_s * 1000)}, op)
+        while True:
+            answer = self._receive(op)
+            # An answer to a question that was given up earlier is dropped.
+            if answer.get("id") in {self._next_id, None}:
+                break
+        if answer.get("ok") is True:
+            return answer.get("result")
+        raise wire.error_from_plain(answer.get("error"))
+
+    def take_descriptor(self) -> int:
+        """Return the descriptor that came with the last answer; the caller owns it.
+
+        Raises:
+            AgentError: None came.
+        """
+        if not self._descriptors:
+            raise AgentError("the agent sent no ring", why="its answer carried no descriptor")
+        return self._descriptors.pop(0)
+
+    def alive(self) -> bool:
+        """Tell, without waiting, whether the engine still holds the connection."""
+        try:
+            self._socket.settimeout(0.0)
+            return self._socket.recv(1, socket.MSG_PEEK) != b""
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+
+    def _send(self, message: dict[str, Any], doing: str) -> None:
+        try:
+            self._socket.settimeout(self._left(doing))
+            self._socket.sendall(wire.encode(message))
+        except TimeoutError as error:
+            raise self._late(doing) from error
+        except (BrokenPipeError, ConnectionResetError):
+            # It may have said why before it closed: the answer that is waiting is read next.
+            return
+        except OSError as error:
+            raise self._gone(doing, error) from error
+
+    def _receive(self, doing: str) -> dict[str, Any]:
+        while (message := self._buffer.next()) is None:
+            try:
+                self._socket.settimeout(self._left(doing))
+                data, descriptors, _, _ = socket.recv_fds(self._socket, _CHUNK, 1, socket.MSG_CMSG_CLOEXEC)
+            except TimeoutError as error:
+                raise self._late(doing) from error
+            except OSError as error:
+                raise self._gone(doing, error) from error
+            self._descriptors.extend(descriptors)
+            if not data:
+                raise self._gone(doing, None)
+            self._buffer.feed(data)
+        return message
+
+    def _left(self, doing: str) -> float:
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise self._late(doing)
+        return left
+
+    def _late(self, doing: str) -> DeadlineError:
+        return DeadlineError(
+            f"engine {self.endpoint.pid} did not answer `{doing}` in time",
+            why="the engine's thread is busy or stopped",
+            next_step="raise --timeout, or see kvctl doctor",
+        )
+
+    def _gone(self, doing: str, error: OSError | None) -> KvctlError:
+        endpoint = self.endpoint
+        if paths.start_ticks(endpoint.pid) != endpoint.start_ticks:
+            return TargetError(
+                f"engine {endpoint.pid} ended during `{doing}`",
+                why="its process is gone",
+                next_step="kvctl ps lists the engines of this host",
+            )
+        why = "the connection was closed" if error is None else (error.strerror or type(error).__name__).lower()
+        return TargetError(
+            f"the agent of engine {endpoint.pid} does not answer `{doing}`",
+            why=why,
+            next_step="the engine runs; kvctl doctor shows whether its agent was switched off",
+        )
+
+    def close(self) -> None:
+        """Close the connection; the probe leaves the feed for it."""
+        self._socket.close()
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

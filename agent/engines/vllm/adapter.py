@@ -1,0 +1,252 @@
+"""vLLM's engine core as the probe sees it.
+
+Invariant: holds the engine weakly (a caller that drops its ``LLM`` gets its memory back), patches instances only, and
+every read is a copy. Methods run on the engine's thread between steps unless they say otherwise.
+"""
+
+import os
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ... import paths
+from ...errors import TargetError, UnsupportedError
+from ...model.groups import Geometry
+from ...model.snapshot import Capability, EngineInfo, PoolInfo, Tier
+from ...probe.patches import Patches
+from ..base import RequestRow
+from . import capabilities, invalidation, requests
+from .groups import geometry_of
+from .steps import install_step_hooks
+
+
+class VllmAdapter:
+    """One ``EngineCore`` of this process.
+
+    Args:
+        engine: The engine core, fully constructed.
+        served: It runs its own loop in a process of its own.
+        notes: What the plugin has to say about itself (file digests).
+    """
+
+    engine = "vllm"
+
+    def __init__(self, engine: Any, *, served: bool, notes: Mapping[str, str] | None = None) -> None:
+        self._engine = weakref.ref(engine)
+        self._served = served
+        self._notes = dict(notes or {})
+        self._patches = Patches()
+        self._reasons = capabilities.look(engine, served=served)
+        self._geometry: Geometry | None = None
+        self._probe: Any = None
+        self.quarantine = invalidation.Quarantine(engine.scheduler)
+        self._wake_item = _wake_item() if served else None
+
+    # -------------------------------------------------------------- the engine
+
+    @property
+    def core(self) -> Any:
+        """The engine core.
+
+        Raises:
+            TargetError: It is gone.
+        """
+        engine = self._engine()
+        if engine is None:
+            raise TargetError("the engine is gone", why="its owner dropped it")
+        return engine
+
+    @property
+    def scheduler(self) -> Any:
+        """The engine's scheduler."""
+        return self.core.scheduler
+
+    @property
+    def _pool(self) -> Any:
+        return self.scheduler.kv_cache_manager.block_pool
+
+    # ----------------------------------------------------------- descriptions
+
+    def info(self) -> EngineInfo:
+        """Describe the engine."""
+        config = self.core.vllm_config
+        model = config.model_config
+        parallel = config.parallel_config
+        served = getattr(model, "served_model_name", None)
+        name = served[0] if isinstance(served, list) and served else served
+        details = {
+            "processes": "engine core and workers" if self._served else "in process",
+            "scheduler": type(self.scheduler).__name__,
+            "async_scheduling": str(bool(getattr(config.scheduler_config, "async_scheduling", False))).lower(),
+            "executor": type(self.core.model_executor).__name__,
+            "dtype": str(getattr(model, "dtype", "")),
+            "kv_cache_dtype": str(getattr(config.cache_config, "cache_dtype", "")),
+            "hash_algorithm": str(getattr(config.cache_config, "prefix_caching_hash_algo", "")),
+            **self._notes,
+        }
+        return EngineInfo(
+            pid=os.getpid(),
+            start_ticks=paths.start_ticks(os.getpid()) or 0,
+            engine=self.engine,
+            version=_version(),
+            model=str(model.model),
+            name=str(name or model.model),
+            agent_version=_agent_version(),
+            data_parallel_rank=getattr(parallel, "data_parallel_index", getattr(parallel, "data_parallel_rank", 0))
+            or 0,
+            tensor_parallel_size=getattr(parallel, "tensor_parallel_size", 1),
+            allow_changes=os.environ.get("KVCTL_ALLOW_CHANGES") == "1",
+            devices=(_device(config),),
+            details=details,
+        )
+
+    def geometry(self) -> Geometry:
+        """Describe the cache groups."""
+        self._geometry = geometry_of(self.scheduler)
+        return self._geometry
+
+    def capabilities(self) -> tuple[Capability, ...]:
+        """Say what works here."""
+        return capabilities.as_capabilities(self._reasons)
+
+    def off(self, name: str) -> str | None:
+        """Return why a capability is off, or None."""
+        return self._reasons.get(name)
+
+    def pool_port(self) -> Any:
+        """Return the pool as the feed sees it."""
+        from .pool import VllmPool  # noqa: PLC0415 - only where there is a feed
+
+        return VllmPool(self._pool, self.scheduler.kv_cache_manager.coordinator.single_type_managers)
+
+    # ----------------------------------------------------------------- hooks
+
+    def install(self, probe: Any) -> None:
+        """Put in the hooks that the capabilities allow."""
+        self._probe = probe
+        install_step_hooks(self, probe, self._patches, served=self._served)
+
+    def uninstall(self) -> None:
+        """Take out every hook."""
+        self._patches.remove()
+
+    def wake(self) -> bool:
+        """Put the engine's own wake-up into its own input queue. Any thread."""
+        engine = self._engine()
+        if engine is None or self._wake_item is None or self._reasons["safe_point"] is not None:
+            return False
+        engine.input_queue.put_nowait(self._wake_item)
+        return True
+
+    def idle(self) -> bool:
+        """Return whether the engine has nothing to do."""
+        core = self.core
+        if self._served:
+            return not core.has_work()
+        return not core.scheduler.has_requests()
+
+    # ----------------------------------------------------------------- reads
+
+    def pool(self) -> PoolInfo:
+        """Read the pool's counters."""
+        groups = self._geometry.groups if self._geometry is not None else ()
+        sizes = [group.page_bytes for group in groups]
+        # All groups share the pool's pages: a page is as large as the largest group needs it.
+        page_bytes = None if not sizes or None in sizes else max(size for size in sizes if size is not None)
+        return requests.pool_info(self.scheduler.kv_cache_manager, page_bytes)
+
+    def requests(self, *, tables: bool) -> list[RequestRow]:
+        """Copy the requests."""
+        return requests.request_rows(self.scheduler, tables=tables)
+
+    def page_ids(self, pages: Sequence[Any]) -> list[int]:
+        """Return block ids. Any thread."""
+        return [page.block_id for page in pages]
+
+    def holders(self) -> dict[int, int]:
+        """Return references beyond request tables."""
+        return requests.holders(self.scheduler)
+
+    def free_pages(self, after: Any | None, limit: int) -> tuple[list[int], Any | None]:
+        """Walk a slice of the free list."""
+        return requests.free_pages(self._pool, after, limit)
+
+    def tiers(self) -> tuple[Tier, ...]:
+        """Describe the connector."""
+        return requests.tiers(self.scheduler)
+
+    def chain(self, request: str) -> list[bytes]:
+        """Return a request's chained hashes."""
+        return requests.chain(self.scheduler, request)
+
+    def engine_hit(self, hashes: Sequence[bytes], limit: int) -> int:
+        """Ask the engine's own finder; it changes nothing."""
+        answer = self.scheduler.kv_cache_manager.coordinator.find_longest_cache_hit(list(hashes), limit)
+        return int(answer[1])
+
+    # --------------------------------------------------------------- changes
+
+    def keys_of(self, pages: Iterable[int]) -> set[tuple[int, bytes]]:
+        """Return the keys of pages."""
+        return invalidation.keys_of(self._pool, pages)
+
+    def pages_of(self, keys: Iterable[tuple[int, bytes]]) -> Mapping[tuple[int, bytes], list[int]]:
+        """Return the pages of keys."""
+        return invalidation.pages_of(self._pool, keys)
+
+    def stamps(self, pages: Iterable[int]) -> list[int]:
+        """Return the stamps of pages; without a feed there is none, and plans are refused.
+
+        Raises:
+            UnsupportedError: The feed is off.
+        """
+        feed = None if self._probe is None else self._probe.feed
+        if feed is None:
+            raise UnsupportedError("pages have no generation here", why="the feed is off")
+        return [int(feed.stamp_of(page)) for page in pages]
+
+    def evict(self, keys: Iterable[tuple[int, bytes]], *, quarantine: bool) -> dict[int, int]:
+        """Evict every page of these keys."""
+        pool = self._pool
+        removed: dict[int, int] = {}
+        evicted: dict[int, int] = {}
+        sizes = {group.id: group.block_size for group in (self._geometry.groups if self._geometry else ())}
+        for (group, _), pages in self.pages_of(keys).items():
+            removed[group] = removed.get(group, 0) + len(pages)
+            for page in pages:
+                end = pool.blocks[page]._block_hash_num_tokens or 0
+                evicted[page] = max(0, end - sizes.get(group, end))  # type: ignore[call-overload]
+        pool.evict_blocks(set(evicted))
+        if quarantine:
+            self.quarantine.begin(evicted)
+        return removed
+
+    def worker_call(self, method: str) -> list[Any]:
+        """Call a registered method on every worker; no timeout: a late reply would be taken for the next step's."""
+        return list(self.core.model_executor.collective_rpc(method))
+
+
+def _wake_item() -> tuple[Any, None] | None:
+    from vllm.v1.engine import EngineCoreRequestType  # noqa: PLC0415 - vLLM is imported inside functions only
+
+    kind = getattr(EngineCoreRequestType, "WAKEUP", None)
+    return None if kind is None else (kind, None)
+
+
+def _version() -> str:
+    import vllm  # noqa: PLC0415 - vLLM is imported inside functions only
+
+    return str(getattr(vllm, "__version__", ""))
+
+
+def _agent_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - costs time, needed once
+
+    try:
+        return version("kvctl")
+    except PackageNotFoundError:
+        return ""
+
+
+def _device(config: Any) -> str:
+    return str(getattr(getattr(config, "device_config", None), "device_type", "") or "unknown")

@@ -1,0 +1,133 @@
+"""What the adapter needs of vLLM, looked at function by function: present, and with the parameters that it relies on.
+
+Invariant: looking changes nothing and never raises; whatever is missing turns off one capability with a reason that
+names it, and nothing else. Versions are never compared.
+"""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ...model.snapshot import Capability
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One function or attribute that a capability needs."""
+
+    path: str
+    """From the engine core, dots between attributes."""
+    parameters: tuple[str, ...] | None = None
+    """Leading parameters that a function must have; None: an attribute."""
+
+
+_SCHEDULER: Final = "scheduler"
+_MANAGER: Final = "scheduler.kv_cache_manager"
+_POOL: Final = "scheduler.kv_cache_manager.block_pool"
+_COORDINATOR: Final = "scheduler.kv_cache_manager.coordinator"
+
+NEEDS: Final[dict[str, tuple[Need, ...]]] = {
+    "decisions": (
+        Need(f"{_MANAGER}.get_computed_blocks", ("request",)),
+        Need(f"{_MANAGER}.record_prefix_cache_stats", ("request", "num_hits")),
+        Need(f"{_SCHEDULER}.schedule", ()),
+    ),
+    "feed": (
+        Need(f"{_SCHEDULER}.schedule", ()),
+        Need(f"{_SCHEDULER}.update_from_output", ("scheduler_output", "model_runner_output")),
+        Need(f"{_POOL}.blocks"),
+        Need(f"{_COORDINATOR}.single_type_managers"),
+    ),
+    "shadow": (Need(f"{_SCHEDULER}.get_grammar_bitmask", ("scheduler_output",)),),
+    "pool": (
+        Need(f"{_POOL}.blocks"),
+        Need(f"{_POOL}.get_num_free_blocks", ()),
+        Need(f"{_POOL}.cached_block_hash_to_block"),
+    ),
+    "requests": (Need(f"{_SCHEDULER}.requests"), Need(f"{_COORDINATOR}.single_type_managers")),
+    "free_list": (Need(f"{_POOL}.free_block_queue.fake_free_list_head.next_free_block"),),
+    "holders": (Need(f"{_COORDINATOR}.single_type_managers"),),
+    "tiers": (Need(f"{_SCHEDULER}.connector"),),
+    "chain": (Need(f"{_SCHEDULER}.requests"),),
+    "engine_hit": (Need(f"{_COORDINATOR}.find_longest_cache_hit", ("block_hashes", "max_cache_hit_length")),),
+    "invalidate": (
+        Need(f"{_POOL}.evict_blocks", ("block_ids",)),
+        Need(f"{_POOL}.cached_block_hash_to_block._cache"),
+    ),
+    "safe_point": (Need("post_step", ("model_executed",)),),
+}
+"""What each capability needs."""
+
+IDLE_NEEDS: Final = (
+    Need("_handle_client_request", ("request_type", "request")),
+    Need("input_queue.put_nowait", ("item",)),
+    Need("has_work", ()),
+)
+"""What safe points of an idle engine core process need."""
+
+
+def fault(root: Any, need: Need) -> str | None:
+    """Say what is wrong with one need; None when it is met."""
+    found = root
+    walked: list[str] = []
+    for name in need.path.split("."):
+        owner = type(found).__name__
+        walked.append(name)
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            return f"{owner}.{name} is missing in this vLLM"
+    if need.parameters is None:
+        return None
+    if not callable(found):
+        return f"{'.'.join(walked[-2:])} is not a function in this vLLM"
+    return _signature_fault(found, need.parameters, ".".join(walked[-2:]))
+
+
+def _signature_fault(function: Any, wanted: Sequence[str], name: str) -> str | None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return f"the parameters of {name} cannot be read"
+    parameters = list(signature.parameters)
+    if tuple(parameters[: len(wanted)]) != tuple(wanted):
+        return f"{name} has other parameters in this vLLM: {signature}"
+    return None
+
+
+def first_fault(root: Any, needs: Sequence[Need]) -> str | None:
+    """Return the first fault among needs."""
+    return next((found for need in needs if (found := fault(root, need)) is not None), None)
+
+
+def look(engine: Any, *, served: bool) -> dict[str, str | None]:
+    """Return each capability with the reason why it is off, or None.
+
+    Args:
+        engine: The ``EngineCore``.
+        served: It runs its own loop (``EngineCoreProc``), else a caller drives it.
+    """
+    reasons = {name: first_fault(engine, needs) for name, needs in NEEDS.items()}
+    if served and reasons["safe_point"] is None:
+        reasons["safe_point"] = first_fault(engine, IDLE_NEEDS)
+    caching = getattr(getattr(getattr(engine, "scheduler", None), "kv_cache_manager", None), "enable_caching", None)
+    if caching is False:
+        for name in ("engine_hit", "invalidate"):
+            reasons[name] = reasons[name] or "this engine runs without prefix caching"
+    connector = getattr(getattr(engine, "scheduler", None), "connector", None)
+    if connector is None:
+        reasons["external"] = "this engine has no KV connector"
+    else:
+        need = Need("scheduler.connector.update_state_after_alloc", ("request", "blocks"))
+        reasons["external"] = fault(engine, need)
+        kind = type(connector).__name__
+        reasons["holders"] = reasons["holders"] or f"{kind} may hold pages in ways that kvctl cannot attribute"
+    for name in ("layout", "weights_digest"):
+        reasons[name] = "workers do not answer this in this version of kvctl"
+    return reasons
+
+
+def as_capabilities(reasons: dict[str, str | None]) -> tuple[Capability, ...]:
+    """Return the findings as values."""
+    return tuple(Capability(name=name, on=reason is None, reason=reason) for name, reason in sorted(reasons.items()))

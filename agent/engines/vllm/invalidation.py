@@ -1,0 +1,89 @@
+"""Take prefixes out of vLLM's cache by key, and keep running requests from bringing them back.
+
+Invariant: eviction goes through ``BlockPool.evict_blocks`` on the engine's thread between steps; a page that a request
+still uses keeps its contents and loses only its keys. A running request that was computed on an evicted page registers
+nothing beyond it any more, until it is preempted and computed anew or ends.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .requests import block_keys
+
+GROUP_BYTES = 4
+KEY_BYTES = 16
+
+
+def split_key(key: bytes) -> tuple[int, bytes]:
+    """Return group and 16-byte key of an engine key."""
+    return int.from_bytes(key[-GROUP_BYTES:], "big"), bytes(key[:KEY_BYTES])
+
+
+def pages_of(pool: Any, keys: Iterable[tuple[int, bytes]]) -> dict[tuple[int, bytes], list[int]]:
+    """Return the pages under each key, duplicates included: one pass over the engine's hash table."""
+    wanted = set(keys)
+    found: dict[tuple[int, bytes], list[int]] = {key: [] for key in wanted}
+    if not wanted:
+        return found
+    for key, held in pool.cached_block_hash_to_block._cache.items():
+        short = split_key(key)
+        if short in wanted:
+            blocks = held.values() if isinstance(held, dict) else (held,)
+            found[short].extend(block.block_id for block in blocks)
+    return {key: sorted(set(pages)) for key, pages in found.items()}
+
+
+def keys_of(pool: Any, pages: Iterable[int]) -> set[tuple[int, bytes]]:
+    """Return every key that these pages carry."""
+    blocks = pool.blocks
+    return {split_key(key) for page in pages if 0 <= page < len(blocks) for key in block_keys(pool, blocks[page])}
+
+
+class Quarantine:
+    """Running requests that were computed on evicted pages.
+
+    Args:
+        scheduler: The engine's scheduler.
+    """
+
+    def __init__(self, scheduler: Any) -> None:
+        self._scheduler = scheduler
+        self._from: dict[str, int] = {}
+        """Tokens from which on a request's pages must not be registered."""
+
+    def __bool__(self) -> bool:
+        return bool(self._from)
+
+    def begin(self, evicted: Mapping[int, int]) -> None:
+        """Put every request under quarantine that holds an evicted page.
+
+        Args:
+            evicted: Page and the tokens before it in its prefix.
+        """
+        managers = self._scheduler.kv_cache_manager.coordinator.single_type_managers
+        for manager in managers:
+            for request, table in manager.req_to_blocks.items():
+                starts = [evicted[block.block_id] for block in table if block.block_id in evicted]
+                if starts:
+                    self._from[request] = min(self._from.get(request, min(starts)), *starts)
+
+    def sweep(self) -> None:
+        """Take out what quarantined requests have registered since; forget those that ended or were preempted."""
+        manager = self._scheduler.kv_cache_manager
+        for request, start in list(self._from.items()):
+            tables = [one.req_to_blocks.get(request) for one in manager.coordinator.single_type_managers]
+            if not any(tables):
+                del self._from[request]
+                continue
+            late = {
+                block.block_id
+                for table in tables
+                for block in table or ()
+                if block._block_hash is not None and (block._block_hash_num_tokens or 0) > start
+            }
+            if late:
+                manager.block_pool.evict_blocks(late)
+
+    def admitted(self, request: str) -> None:
+        """A request was admitted after a new look-up: it is computed anew."""
+        self._from.pop(request, None)

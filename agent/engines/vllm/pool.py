@@ -1,0 +1,309 @@
+"""vLLM's block pool as the feed sees it: hooks on one pool, and columns over its block objects.
+
+Invariant: hooks live in the instance, call the original first, then store references in lists; what could go wrong there
+is caught and turns the feed off. Uninstalling restores the instance exactly. Used by ``agent.probe`` on the engine's
+thread. Works with vLLM 0.28-0.33; what a version lacks is not hooked.
+
+The map of keys is replaced by a reset: it is resolved at each use and never kept.
+"""
+
+import inspect
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import compress
+from typing import Any
+
+from ...probe.patches import Patches
+from ...probe.port import Events, Registration, Words
+from .completeness import Completeness
+
+SLOT_ERRORS = (AttributeError, TypeError, LookupError, ValueError, RuntimeError, MemoryError)
+"""All that reading an attribute, slicing a list and appending to a deque can raise."""
+
+HOOKED_PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    "cache_full_blocks": (
+        "request",
+        "blocks",
+        "num_cached_blocks",
+        "num_full_blocks",
+        "block_size",
+        "kv_cache_group_id",
+    ),
+    "get_new_blocks": ("num_blocks",),
+    "touch": ("blocks",),
+    "free_blocks": ("ordered_blocks",),
+    "evict_blocks": ("block_ids",),
+    "reset_prefix_cache": (),
+}
+"""First parameters that every supported version has; a pool without them cannot be followed."""
+
+BLOCK_FIELDS = ("block_id", "ref_cnt", "_block_hash", "_block_hash_num_tokens", "prev_free_block", "is_null")
+
+PARENT_BYTES = 8
+NO_PARENT = bytes(PARENT_BYTES)
+LOADING = "WAITING_FOR_REMOTE_KVS"
+
+
+class VllmPool:
+    """One ``BlockPool``.
+
+    Args:
+        pool: The engine's ``BlockPool``.
+        managers: Its ``single_type_managers``, in the order of the groups.
+        owners: What else handles its blocks: coordinator, scheduler, connector. Checked for completeness only.
+        key_bytes: Length of the engine's keys; None: from the engine's hash seed, which has the same length.
+    """
+
+    def __init__(
+        self, pool: Any, managers: Sequence[Any] = (), *, owners: Sequence[Any] = (), key_bytes: int | None = None
+    ) -> None:
+        self._pool = pool
+        self._managers = tuple(managers)
+        self._owners = tuple(owners)
+        self._always = Patches()
+        self._joined = Patches()
+        self._log: Callable[[Registration], object] | None = None
+        self._failed: Callable[[str, BaseException], object] | None = None
+        self._changed: Callable[[Iterable[Any]], object] | None = None
+        self.pages = len(pool.blocks)
+        null = getattr(pool, "null_block", None)
+        self.null_page: int | None = None if null is None else null.block_id
+        self.key_bytes = key_bytes or _key_bytes(pool)
+        self._no_key = bytes(self.key_bytes)
+
+    # -------------------------------------------------------------- installing
+
+    def refuse(self) -> str | None:
+        """Return why this pool cannot be followed exactly, or None."""
+        pool = self._pool
+        for name, wanted in HOOKED_PARAMETERS.items():
+            method = getattr(pool, name, None)
+            if method is None:
+                return f"this vLLM has no BlockPool.{name}"
+            if tuple(inspect.signature(method).parameters)[: len(wanted)] != wanted:
+                return f"BlockPool.{name} of this vLLM has other parameters: {inspect.signature(method)}"
+        missing = [name for name in BLOCK_FIELDS if not hasattr(pool.blocks[0], name)]
+        if missing:
+            return f"blocks of this vLLM have no {', '.join(missing)}"
+        if self.key_bytes < 20:
+            return f"keys of {self.key_bytes} bytes are shorter than the 16 bytes that tell prefixes apart"
+        if any(getattr(manager, "block_pool", pool) is not pool for manager in self._managers):
+            return "groups of this engine have pools of their own"
+        return Completeness.of(pool, (*self._managers, *self._owners)).reason
+
+    def install(self, log: Callable[[Registration], object], failed: Callable[[str, BaseException], object]) -> None:
+        """Put in the always-on hooks."""
+        self._log = log
+        self._failed = failed
+        pool = self._pool
+        self._always.set(pool, "cache_full_blocks", self._full_hook(pool.cache_full_blocks, log, failed))
+        if hasattr(pool, "cache_partial_block"):
+            self._always.set(pool, "cache_partial_block", self._partial_hook(pool.cache_partial_block, log, failed))
+        if hasattr(pool, "move_block_hashes"):
+            self._always.set(pool, "move_block_hashes", self._move_hook(pool.move_block_hashes, log, failed))
+
+    def uninstall(self) -> None:
+        """Take out every hook and restore what was there before."""
+        self.unfollow()
+        self._always.remove()
+        self._log = None
+
+    def _full_hook(
+        self,
+        original: Callable[..., Any],
+        log: Callable[[Registration], object],
+        failed: Callable[[str, BaseException], object],
+    ) -> Callable[..., Any]:
+        def cache_full_blocks(
+            request: Any,
+            blocks: Any,
+            num_cached_blocks: int,
+            num_full_blocks: int,
+            block_size: int,
+            kv_cache_group_id: int,
+            block_mask: Any = None,
+            **more: Any,
+        ) -> Any:
+            result = original(
+                request,
+                blocks,
+                num_cached_blocks,
+                num_full_blocks,
+                block_size,
+                kv_cache_group_id,
+                block_mask,
+                **more,
+            )
+            if num_cached_blocks < num_full_blocks:
+                try:
+                    log(
+                        (
+                            request.request_id,
+                            request,
+                            blocks[num_cached_blocks:num_full_blocks],
+                            block_mask,
+                            num_cached_blocks * block_size,
+                            block_size,
+                            request.num_computed_tokens,
+                            request.status,
+                        )
+                    )
+                except SLOT_ERRORS as error:
+                    failed("cache_full_blocks", error)
+            return result
+
+        return cache_full_blocks
+
+    def _partial_hook(
+        self,
+        original: Callable[..., Any],
+        log: Callable[[Registration], object],
+        failed: Callable[[str, BaseException], object],
+    ) -> Callable[..., Any]:
+        def cache_partial_block(
+            request: Any, block: Any, num_tokens: int, kv_cache_group_id: int, block_size: int, *rest: Any, **more: Any
+        ) -> Any:
+            before = block._block_hash
+            result = original(request, block, num_tokens, kv_cache_group_id, block_size, *rest, **more)
+            if block._block_hash is not before:
+                start = (num_tokens - 1) // block_size * block_size
+                try:
+                    log(
+                        (
+                            request.request_id,
+                            request,
+                            (block,),
+                            None,
+                            start,
+                            num_tokens - start,
+                            request.num_computed_tokens,
+                            request.status,
+                        )
+                    )
+                except SLOT_ERRORS as error:
+                    failed("cache_partial_block", error)
+            return result
+
+        return cache_partial_block
+
+    def _move_hook(
+        self,
+        original: Callable[..., Any],
+        log: Callable[[Registration], object],
+        failed: Callable[[str, BaseException], object],
+    ) -> Callable[..., Any]:
+        def move_block_hashes(src_block: Any, dst_block: Any) -> Any:
+            result = original(src_block, dst_block)
+            try:
+                log((None, None, (src_block, dst_block), None, 0, 0, 0, None))
+            except SLOT_ERRORS as error:
+                failed("move_block_hashes", error)
+            return result
+
+        return move_block_hashes
+
+    # --------------------------------------------------------------- following
+
+    def follow(self, events: Events, *, references: bool) -> None:
+        """Put in the hooks of a joined feed, or change their level."""
+        self.unfollow()
+        from .following import follow_content, follow_references
+
+        assert self._failed is not None
+        follow_content(self._joined, self._pool, self._managers, events, self._failed)
+        if references:
+            follow_references(self._joined, self._pool, events, self._failed)
+
+    def unfollow(self) -> None:
+        """Take out the hooks of a joined feed; the always-on hooks stay."""
+        self._joined.remove()
+
+    # ----------------------------------------------------------------- columns
+
+    def take(self, start: int, stop: int) -> list[Any]:
+        """Return the block objects ``start .. stop``."""
+        blocks: list[Any] = self._pool.blocks[start:stop]
+        return blocks
+
+    def ids(self, pages: Iterable[Any]) -> list[int]:
+        """Return block ids."""
+        return [page.block_id for page in pages]
+
+    def tokens(self, pages: Iterable[Any]) -> Words:
+        """Return positions, 0 for a block without a key."""
+        return array("I", [page._block_hash_num_tokens or 0 for page in pages])
+
+    def keys(self, pages: Iterable[Any]) -> bytes:
+        """Return keys, zeros for a block without one."""
+        none = self._no_key
+        return b"".join([page._block_hash or none for page in pages])
+
+    def references(self, pages: Iterable[Any]) -> Words:
+        """Return reference counts."""
+        return array("i", [page.ref_cnt for page in pages])
+
+    def free(self, pages: Iterable[Any]) -> bytes:
+        """Return 1 for a block that is linked into the free list."""
+        return bytes([page.prev_free_block is not None for page in pages])
+
+    def extra(self, ids: Iterable[int] | range) -> list[tuple[int, bytes]]:
+        """Return the secondary keys of these blocks."""
+        known = getattr(self._pool, "cached_block_hashes_by_block", None)
+        if not known:
+            return []
+        if isinstance(ids, range) and len(ids) > len(known):
+            wanted = [page for page in known if page in ids]
+        else:
+            wanted = [page for page in dict.fromkeys(ids) if page in known]
+        return [(page, key) for page in wanted for key in known[page]]
+
+    # ---------------------------------------------------------------- requests
+
+    def parent(self, request: Any, tokens: int) -> bytes:
+        """Return the first 8 bytes of the request's chained hash that ends at ``tokens``."""
+        index = tokens // self._pool.hash_block_size - 1
+        hashes = request.block_hashes
+        if index < 0 or index >= len(hashes):
+            return NO_PARENT
+        return bytes(hashes[index][:PARENT_BYTES])
+
+    def loaded(self, status: Any) -> bool:
+        """Return whether the request waits for a load from another tier."""
+        return getattr(status, "name", None) == LOADING
+
+    def tables(self, request: str) -> list[list[Any]]:
+        """Return the live block tables of a request, one a group."""
+        tables = [manager.req_to_blocks.get(request) for manager in self._managers]
+        return [table for table in tables if table is not None]
+
+    def requests(self) -> list[str]:
+        """Return ids of the requests that hold blocks."""
+        return [request for manager in self._managers[:1] for request in manager.req_to_blocks]
+
+    def chains(self, request: str) -> Iterable[tuple[list[int], list[bytes]]]:
+        """Yield (block ids, parents) from the neighbours in a running request's tables, group by group.
+
+        The engine stores no chain, but a request's table is one: the parent of a full block is the key of the block
+        before it in the same table.
+        """
+        for manager in self._managers:
+            table = manager.req_to_blocks.get(request) or ()
+            before, after = table[:-1], table[1:]
+            known = [
+                one._block_hash is not None and two._block_hash is not None
+                for one, two in zip(before, after, strict=True)
+            ]
+            yield (
+                [page.block_id for page in compress(after, known)],
+                [page._block_hash[:PARENT_BYTES] for page in compress(before, known)],
+            )
+
+
+def _key_bytes(pool: Any) -> int:
+    """Return the length of the engine's keys: its hash and 4 bytes of group id."""
+    for key in pool.cached_block_hash_to_block._cache:
+        return len(key)
+    from vllm.v1.core import kv_cache_utils
+
+    seed = getattr(kv_cache_utils, "NONE_HASH", None)
+    return 36 if seed is None else len(seed) + 4

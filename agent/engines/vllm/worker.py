@@ -1,0 +1,11 @@
+"""Named methods for vLLM's workers, where the tensors live.
+
+Invariant: a method is registered only when it does what its name says; until then it is absent, so that the engine's
+collective call refuses it by name instead of returning something made up.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+METHODS: Final[Mapping[str, Callable[..., Any]]] = {}
+"""``kvctl_layout`` and ``kvctl_weights_digest`` come here; both are absent in this version."""

@@ -1,0 +1,173 @@
+"""Follow one engine's page table and explain its decisions as they come.
+
+Invariant: a decision is explained only from the table of its own look-up; where that table is not at hand, the parts
+that need it stay None. Used by :class:`agent.session.Session`; not thread-safe.
+"""
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from . import decisionformat
+from .client import Client
+from .errors import DeadlineError, TargetError
+from .explain import explain
+from .model.decision import Decision
+from .model.groups import Geometry
+from .model.snapshot import Consistency, Level, PageColumns
+from .model.states import GroupId
+from .table import RingReader
+
+POLL_S = 0.002
+"""Pause between two looks at the ring while a table or an epoch is awaited."""
+
+RECENT = 4096
+RECORDS_AT_ONCE = 4096
+
+
+class EngineGhost:
+    """What the probe's ghost set says of one decision's keys: asked once for all of them, and only if needed."""
+
+    def __init__(self, client: Client, chain: tuple[bytes, ...], stamp: int) -> None:
+        self._client = client
+        self._chain = chain
+        self._before = stamp + 1
+        self._answers: dict[bytes, int] | None = None
+        self._groups: list[str] = []
+
+    def seen(self, group: GroupId | None, key: bytes, /) -> bool | None:
+        """Tell whether a group (None: any) had registered a key before this look-up; None: cannot tell."""
+        if self._answers is None:
+            plain = self._client.call("seen", keys=b"".join(self._chain).hex(), before=self._before)
+            self._groups = [str(text) for text in plain["groups"]]
+            self._answers = {one: index for index, one in enumerate(self._chain)}
+        index = self._answers.get(key)
+        if index is None:
+            return None
+        asked = self._groups if group is None else self._groups[group : group + 1]
+        found = {text[index] for text in asked if index < len(text)}
+        if "1" in found:
+            return True
+        return False if found == {"0"} else None
+
+
+class Follower:
+    """A joined reader.
+
+    Args:
+        client: Connection to the engine; the ring is joined on it.
+        geometry: The engine's groups.
+        level: How much of the table to follow.
+
+    Raises:
+        UnsupportedError: The feed is off on this engine.
+    """
+
+    def __init__(self, client: Client, geometry: Geometry, level: Level) -> None:
+        self._client = client
+        self._geometry = geometry
+        self.level = level
+        self._fresh: list[Decision] = []
+        self._recent: deque[Decision] = deque(maxlen=RECENT)
+        client.call("join", level=level.value, explain=True)
+        descriptor = client.take_descriptor()
+        try:
+            self._reader = RingReader(descriptor, level=level, on_bootstrap=self._ask_for_table)
+        finally:
+            os.close(descriptor)
+
+    def _ask_for_table(self) -> None:
+        self._client.call("bootstrap")
+
+    def covers(self, level: Level) -> bool:
+        """Return whether this level is followed already."""
+        return self.level is level or self.level is Level.REFERENCES
+
+    def bootstrap(self, *, progress: Callable[[float], None] | None, deadline_s: float) -> None:
+        """Wait for the whole table.
+
+        Raises:
+            DeadlineError: It did not arrive in time.
+            TargetError: The engine ended meanwhile.
+        """
+        until = time.monotonic() + deadline_s
+        self._reader.restart()
+        while True:
+            self.apply()
+            if progress is not None:
+                progress(self._reader.progress)
+            if self._reader.complete:
+                return
+            if time.monotonic() > until:
+                share = f"{self._reader.progress:.0%}"
+                raise DeadlineError(f"the page table did not arrive in {deadline_s:g} s", why=f"{share} of it is here")
+            time.sleep(POLL_S)
+
+    def apply(self, *, until_epoch: int | None = None) -> None:
+        """Apply what is in the ring.
+
+        Args:
+            until_epoch: Stop before the first record of a later epoch.
+
+        Raises:
+            TargetError: The engine ended, or its probe was taken out.
+        """
+        while self._reader.poll(self._decided, limit=RECORDS_AT_ONCE, until_epoch=until_epoch) >= RECORDS_AT_ONCE:
+            pass
+        if self._reader.closed or not self._client.alive():
+            raise TargetError(
+                "the engine's agent has ended the feed",
+                why="the engine ended, or its probe was switched off",
+                next_step="kvctl ps shows whether it runs",
+            )
+
+    def _decided(self, body: bytes) -> None:
+        record = decisionformat.decode(body)
+        decision = record.to_decision()
+        reader = self._reader
+        known = record.exact and reader.complete and reader.epoch == record.epoch and record.chain is not None
+        ghost = EngineGhost(self._client, record.chain, record.stamp) if known and record.chain else None
+        if not known:
+            decision = replace(decision, chain=None)
+        explained = explain(self._geometry, reader.table.presence(), ghost, decision)
+        self._fresh.append(explained)
+        self._recent.append(explained)
+
+    def take_decisions(self) -> tuple[Decision, ...]:
+        """Return decisions since the last call, oldest first."""
+        fresh, self._fresh = tuple(self._fresh), []
+        return fresh
+
+    def recent_decisions(self) -> tuple[Decision, ...]:
+        """Return the latest decisions without taking them."""
+        return tuple(self._recent)
+
+    def pages_at(self, epoch: object, *, deadline_s: float) -> tuple[PageColumns, Consistency, tuple[str, ...]]:
+        """Return the table at an epoch that the engine named.
+
+        Returns:
+            Columns, how consistent they are with what was read at that epoch, and notes.
+        """
+        until = time.monotonic() + deadline_s
+        wanted = epoch if isinstance(epoch, int) else None
+        while True:
+            self.apply(until_epoch=wanted)
+            reader = self._reader
+            if reader.complete and (wanted is None or reader.epoch == wanted):
+                return reader.table.to_columns(), Consistency.ATOMIC, ()
+            if reader.complete and wanted is not None and reader.epoch > wanted:
+                note = f"the page table is of epoch {reader.epoch}, everything else of epoch {wanted}"
+                return reader.table.to_columns(), Consistency.TORN, (note,)
+            if time.monotonic() > until:
+                raise DeadlineError("the page table did not arrive in time", why=f"{reader.progress:.0%} of it is here")
+            # A gap began a new bootstrap: its records are later than the epoch that was read.
+            wanted = wanted if reader.complete else None
+            time.sleep(POLL_S)
+
+    def close(self) -> None:
+        """Leave the feed."""
+        self._reader.close()
+        if self._client.alive():
+            self._client.call("leave")

@@ -1,0 +1,132 @@
+"""Where sockets live: runtime folders, their fixed order, and the name that carries an engine's identity.
+
+Invariant: no folder is created here except by :func:`own_folder`, and none is trusted before its owner and mode were
+looked at. Used by the probe (where to listen) and by discovery (where to look). Standard library only.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import TargetError
+
+SOCKET_NAME = re.compile(r"\Aengine-(?P<pid>[1-9]\d{0,9})-(?P<ticks>\d{1,20})(?:-(?P<part>\d{1,4}))?\.sock\Z")
+"""Name of a socket: pid and start ticks of the process that listens, and a part where a process has several engines."""
+
+KILL_FILE = "off"
+"""An operator who creates this file in a runtime folder switches off every probe that listens there."""
+
+AUDIT_FILE = "audit.jsonl"
+"""Append-only log of applied changes, beside the sockets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SocketName:
+    """Identity in a socket's name."""
+
+    pid: int
+    start_ticks: int
+    part: int = 0
+
+    def text(self) -> str:
+        """Return the file name."""
+        part = f"-{self.part}" if self.part else ""
+        return f"engine-{self.pid}-{self.start_ticks}{part}.sock"
+
+    @classmethod
+    def parse(cls, name: str) -> "SocketName | None":
+        """Read a file name; None when it is not one of ours."""
+        found = SOCKET_NAME.match(name)
+        if found is None:
+            return None
+        return cls(pid=int(found["pid"]), start_ticks=int(found["ticks"]), part=int(found["part"] or 0))
+
+
+def start_ticks(pid: int) -> int | None:
+    """Read when a process started, in clock ticks since boot (``/proc/PID/stat`` field 22); None if it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = text[text.rindex(")") + 2 :].split()
+    # A zombie answers nothing any more: for us it is gone.
+    return None if fields[0] in {"Z", "X"} else int(fields[19])
+
+
+def ancestors(pid: int) -> tuple[int, ...]:
+    """Return the parents of a process, nearest first."""
+    found: list[int] = []
+    while pid > 1 and len(found) < 64:
+        try:
+            text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            break
+        pid = int(text[text.rindex(")") + 2 :].split()[1])
+        found.append(pid)
+    return tuple(found)
+
+
+def folders(environ: Mapping[str, str] | None = None, *, uid: int | None = None) -> tuple[Path, ...]:
+    """Return the runtime folders of a user in the order in which they are searched.
+
+    ``KVCTL_RUNTIME_DIR`` alone where it is set; else ``$XDG_RUNTIME_DIR/kvctl``, ``/run/user/UID/kvctl``,
+    ``/run/kvctl-UID``, ``/tmp/kvctl-UID``.
+    """
+    env = os.environ if environ is None else environ
+    if chosen := env.get("KVCTL_RUNTIME_DIR"):
+        return (Path(chosen),)
+    who = os.getuid() if uid is None else uid
+    listed = [Path(f"/run/user/{who}/kvctl"), Path(f"/run/kvctl-{who}"), Path(f"/tmp/kvctl-{who}")]  # noqa: S108 - owner and mode are checked
+    if xdg := env.get("XDG_RUNTIME_DIR"):
+        listed.insert(0, Path(xdg) / "kvctl")
+    return tuple(dict.fromkeys(listed))
+
+
+def fault_of(folder: Path, *, uid: int) -> str | None:
+    """Say why a folder must not be trusted; None when it may be (a folder of ``uid``, closed to everybody else)."""
+    try:
+        found = os.lstat(folder)
+    except OSError as error:
+        return (error.strerror or type(error).__name__).lower()
+    if not stat.S_ISDIR(found.st_mode):
+        return "it is not a folder"
+    if found.st_uid != uid:
+        return f"it belongs to uid {found.st_uid}"
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        return f"its mode is {stat.S_IMODE(found.st_mode):04o}; 0700 is needed"
+    return None
+
+
+def own_folder(environ: Mapping[str, str] | None = None) -> Path:
+    """Return the folder where this process may listen, creating it with mode 0700.
+
+    Raises:
+        TargetError: No folder of the search order can be used; the reasons are in ``why``.
+    """
+    chosen = bool((os.environ if environ is None else environ).get("KVCTL_RUNTIME_DIR"))
+    reasons = []
+    for folder in folders(environ):
+        try:
+            folder.mkdir(mode=0o700, parents=chosen, exist_ok=True)
+        except OSError as error:
+            reasons.append(f"{folder}: {(error.strerror or type(error).__name__).lower()}")
+            continue
+        fault = fault_of(folder, uid=os.geteuid())
+        if fault is None:
+            return folder
+        reasons.append(f"{folder}: {fault}")
+    raise TargetError(
+        "no runtime folder can be used",
+        why="; ".join(reasons),
+        next_step="set KVCTL_RUNTIME_DIR to a folder of your own with mode 0700",
+    )
+
+
+def allowed_uids(environ: Mapping[str, str] | None = None) -> frozenset[int]:
+    """Return the uids that may talk to a probe: its own, and those of ``KVCTL_ALLOWED_UIDS`` (``0,1000``)."""
+    env = os.environ if environ is None else environ
+    listed = (part.strip() for part in env.get("KVCTL_ALLOWED_UIDS", "").split(","))
+    return frozenset({os.geteuid(), *(int(part) for part in listed if part.isdigit())})

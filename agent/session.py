@@ -1,0 +1,248 @@
+"""A conversation with one live engine: overview, following its page table, snapshots, explained decisions.
+
+Invariant: a snapshot states how consistent it is and never mixes epochs silently; no call waits longer than its
+deadline. The command line, the inspector and the exporters use live engines through this module only; not thread-safe.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from . import paths, replies
+from .client import Client
+from .discovery import Endpoint, EndpointState, discover, endpoint_at
+from .errors import TargetError, UsageError
+from .follower import Follower
+from .model.decision import Decision
+from .model.groups import Geometry
+from .model.snapshot import Consistency, EngineInfo, Level, Snapshot
+
+DEFAULT_DEADLINE_S = 10.0
+
+
+class Session:
+    """One engine, one connection. Open it with :meth:`open` or :func:`open_target`."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.info: EngineInfo = replies.engine(client.hello)
+        self._geometry: Geometry | None = None
+        self._follower: Follower | None = None
+
+    @classmethod
+    def open(cls, endpoint: Endpoint, *, deadline_s: float = 5.0) -> Self:
+        """Connect to an engine that discovery found.
+
+        Raises:
+            TargetError: It cannot be reached, or it is not the engine that its socket's name says.
+            DeadlineError: Nobody answered in time.
+        """
+        return cls(Client(endpoint, deadline_s=deadline_s))
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where this session is connected."""
+        return self._client.endpoint
+
+    @property
+    def geometry(self) -> Geometry:
+        """The cache groups; read once (an engine never changes them)."""
+        if self._geometry is None:
+            self._geometry = replies.geometry(self._client.call("geometry"))
+        return self._geometry
+
+    def call(self, op: str, *, deadline_s: float = DEFAULT_DEADLINE_S, **args: Any) -> dict[str, Any]:
+        """Run any operation of :data:`agent.wire.OPS`; the result is always an object."""
+        result = self._client.call(op, deadline_s=deadline_s, **args)
+        return result if isinstance(result, dict) else {"value": result}
+
+    def overview(self, *, decisions: int = 64, deadline_s: float = DEFAULT_DEADLINE_S) -> Snapshot:
+        """Read everything that needs no page table, at one safe point."""
+        plain = self._client.call("overview", decisions=decisions, deadline_s=deadline_s)
+        snapshot = replies.overview(plain)
+        self._geometry = snapshot.geometry
+        return snapshot
+
+    def decisions(self, *, since: int = 0, limit: int = 1000) -> tuple[Decision, ...]:
+        """Read decisions after number ``since`` from the probe's own ring, unexplained; oldest first."""
+        return replies.decisions(self._client.call("decisions", since=since, limit=limit))
+
+    def follow(
+        self,
+        level: Level = Level.CONTENT,
+        *,
+        progress: Callable[[float], None] | None = None,
+        deadline_s: float = 60.0,
+    ) -> None:
+        """Join the feed and wait until the whole page table is here.
+
+        Args:
+            level: How much of the table to follow; a session that follows already is raised to it if need be.
+            progress: Receives 0 to 1 while the table arrives.
+            deadline_s: For the whole bootstrap.
+
+        Raises:
+            UnsupportedError: The feed is off on this engine; the reason says why.
+            DeadlineError: The table did not arrive in time.
+        """
+        if self._follower is not None and self._follower.covers(level):
+            return
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None
+        follower = Follower(self._client, self.geometry, level)
+        try:
+            follower.bootstrap(progress=progress, deadline_s=deadline_s)
+        except BaseException:
+            follower.close()
+            raise
+        self._follower = follower
+
+    def poll(self) -> tuple[Decision, ...]:
+        """Apply what is in the ring; return the decisions it held, explained, oldest first.
+
+        Raises:
+            TargetError: The engine ended.
+        """
+        if self._follower is None:
+            raise UsageError("this session does not follow the engine yet", next_step="call follow first")
+        self._follower.apply()
+        return self._follower.take_decisions()
+
+    def snapshot(
+        self, *, tables: bool = True, free_list: bool = False, deadline_s: float = DEFAULT_DEADLINE_S
+    ) -> Snapshot:
+        """Read everything at one epoch: the page table, and at the same safe point pool, requests and holders.
+
+        Args:
+            tables: Read the page table of every request.
+            free_list: Walk the engine's free list, too.
+            deadline_s: For the read itself; following begins first where it has not.
+        """
+        begin = time.monotonic_ns()
+        if self._follower is None:
+            self.follow()
+        assert self._follower is not None  # noqa: S101 - for the type checker
+        plain = self._client.call("read", tables=tables, free_list=free_list, deadline_s=deadline_s)
+        pages, consistency, notes = self._follower.pages_at(plain.get("epoch"), deadline_s=deadline_s)
+        if plain.get("free_list_torn"):
+            consistency = Consistency.TORN
+            notes = (*notes, "the free list changed while it was walked")
+        return replies.full(
+            plain,
+            pages=pages,
+            level=self._follower.level,
+            consistency=consistency,
+            notes=notes,
+            duration_ns=time.monotonic_ns() - begin,
+            decisions=self._follower.recent_decisions(),
+        )
+
+    def close(self) -> None:
+        """Leave the feed and close the connection."""
+        if self._follower is not None:
+            self._follower.close()
+            self._follower = None
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_target(
+    pid: int | None = None,
+    *,
+    name: str | None = None,
+    socket: Path | None = None,
+    trusted: Iterable[int] = (),
+    deadline_s: float = 5.0,
+) -> Session:
+    """Open the engine that an operator means; with one engine on the host nothing need be named.
+
+    Args:
+        pid: Process id of the engine core, or of any process above it (API server, launcher).
+        name: Served model name.
+        socket: Path of its socket.
+        trusted: Uids besides the caller's own whose sockets may be used.
+        deadline_s: For connecting.
+
+    Raises:
+        TargetError: None fits, or several do; the sentence lists them.
+    """
+    if socket is not None:
+        return Session.open(endpoint_at(socket, trusted=trusted), deadline_s=deadline_s)
+    endpoints = discover(trusted=trusted)
+    live = [endpoint for endpoint in endpoints if endpoint.state is EndpointState.LIVE]
+    if pid is not None:
+        return Session.open(_by_pid(pid, live, endpoints), deadline_s=deadline_s)
+    if name is not None:
+        return _by_name(name, live, deadline_s)
+    if len(live) == 1:
+        return Session.open(live[0], deadline_s=deadline_s)
+    raise _none_or_several(live, endpoints)
+
+
+def _by_pid(pid: int, live: list[Endpoint], endpoints: list[Endpoint]) -> Endpoint:
+    own = [endpoint for endpoint in live if endpoint.pid == pid]
+    below = own or [endpoint for endpoint in live if pid in paths.ancestors(endpoint.pid)]
+    if len(below) == 1:
+        return below[0]
+    if below:
+        listed = ", ".join(str(endpoint.pid) for endpoint in below)
+        raise TargetError(
+            f"process {pid} has {len(below)} engine cores",
+            why=f"pids {listed}",
+            next_step="name one of them with --pid",
+        )
+    other = next((endpoint for endpoint in endpoints if endpoint.pid == pid), None)
+    if other is not None:
+        raise TargetError(f"the engine of process {pid} cannot be used", why=other.reason, next_step="see kvctl doctor")
+    raise TargetError(
+        f"process {pid} has no agent",
+        why="no socket in the runtime folders carries its pid"
+        if Path(f"/proc/{pid}").exists()
+        else "there is no such process",
+        next_step="start the engine with `kvctl run -- ...`; kvctl ps lists those that have an agent",
+    )
+
+
+def _by_name(name: str, live: list[Endpoint], deadline_s: float) -> Session:
+    found: list[Session] = []
+    for endpoint in live:
+        try:
+            session = Session.open(endpoint, deadline_s=deadline_s)
+        except TargetError:
+            continue
+        if name in {session.info.name, session.info.model}:
+            found.append(session)
+        else:
+            session.close()
+    if len(found) == 1:
+        return found[0]
+    pids = ", ".join(str(session.info.pid) for session in found)
+    for session in found:
+        session.close()
+    if found:
+        raise TargetError(f"{len(found)} engines serve this name", why=f"pids {pids}", next_step="name one with --pid")
+    raise TargetError("no engine serves this name", next_step="kvctl ps lists the engines of this host")
+
+
+def _none_or_several(live: list[Endpoint], endpoints: list[Endpoint]) -> TargetError:
+    if live:
+        listed = ", ".join(str(endpoint.pid) for endpoint in live)
+        return TargetError(
+            f"{len(live)} engines run on this host", why=f"pids {listed}", next_step="name one with --pid or --engine"
+        )
+    reasons = "; ".join(f"{endpoint.pid}: {endpoint.reason}" for endpoint in endpoints if endpoint.reason)
+    return TargetError(
+        "no engine with an agent runs on this host",
+        why=reasons or None,
+        next_step="start one with `kvctl run -- vllm serve ...`",
+    )
