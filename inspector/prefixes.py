@@ -1,0 +1,193 @@
+"""The prefixes of a snapshot: what each is worth, state by state, and how they branch.
+
+Invariant: a prefix is the end of a chain of keys that the table proves; a piece whose beginning is gone is a fragment
+and is counted, not shown as a prefix. Used by the prefix views and by the dashboard.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from agent.model.groups import Group
+from agent.model.snapshot import Snapshot
+from agent.model.states import GroupId, Requirement, ResumeKind, State, Status, Tokens
+
+from .nodes import Nodes, build
+from .stranded import Reach, reach, stranded_pages
+from .symbols import FIVE, worst
+
+SHORT_KEY = 12
+"""Hexadecimal digits of a key that tables show: 48 bits, unique among a million keys."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrefixRow:
+    """One cached prefix."""
+
+    node: int
+    key: bytes
+    tokens: Tokens
+    """Position of the last token that any group holds a page for."""
+    logical: Tokens
+    """Longest boundary on its chain that the engine could hit and at which any group holds a page."""
+    usable: Tokens | None
+    """Longest boundary at which every required group can resume; None where the rules do not cover this engine."""
+    shared: Tokens
+    """Tokens that it shares with the row above; 0 starts a new tree."""
+    pages: int
+    """Pages on its chain, over all groups; shared ones count here too."""
+    stranded: int | None
+    groups: Mapping[GroupId, Status]
+    """Status of each group at the logical boundary."""
+    states: Mapping[State, Status | None]
+    """Status of each of the five states there; None: this engine has no such state."""
+
+    @property
+    def limiting(self) -> GroupId | None:
+        """The first required group that keeps the prefix from being used as far as it is cached."""
+        if self.usable is None or self.usable >= self.logical:
+            return None
+        return next((group for group, status in self.groups.items() if status is not Status.READY), None)
+
+
+class Prefixes:
+    """The prefixes of one snapshot, computed once.
+
+    Args:
+        snapshot: A snapshot with a page table.
+    """
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        """Build the graph of keys."""
+        self.snapshot = snapshot
+        nodes = build(snapshot)
+        if nodes is None:
+            raise ValueError("the snapshot has no page table")
+        self.nodes: Nodes = nodes
+
+    @cached_property
+    def reach(self) -> Reach | None:
+        """How far each node can be used; None where the rules do not cover this geometry."""
+        return reach(self.nodes)
+
+    @cached_property
+    def stranded(self) -> tuple[int, ...] | None:
+        """Stranded pages of each group; None where it cannot be told."""
+        return None if self.reach is None else tuple(int(n) for n in stranded_pages(self.nodes, self.reach))
+
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """Ends of prefixes, longest first; fragments left out."""
+        alignment = self.snapshot.geometry.alignment
+        return tuple(int(tip) for tip in self.nodes.tips if self.nodes.reaches_boundary(int(tip), alignment))
+
+    @property
+    def fragments(self) -> int:
+        """Ends of chains whose beginning is not in the table or that are shorter than one hit."""
+        return len(self.nodes.tips) - len(self.ends)
+
+    def rows(self, limit: int | None = None) -> list[PrefixRow]:
+        """Return the longest prefixes in the order of their tree: those that share a beginning stand together."""
+        picked = [self.nodes.ancestors(node) for node in self.ends[:limit]]
+        order = _by_tree(picked)
+        rows: list[PrefixRow] = []
+        before: Mapping[Tokens, int] = {}
+        for chain in order:
+            common = set(chain.items()) & set(before.items())
+            rows.append(self.row(chain, shared=max((at for at, _ in common), default=0)))
+            before = chain
+        return rows
+
+    def row(self, chain: Mapping[Tokens, int], *, shared: Tokens = 0) -> PrefixRow:
+        """Return what the prefix with this chain (node by token position) is worth."""
+        end = max(chain)
+        node = chain[end]
+        logical = self._logical(chain)
+        groups = {group.id: self.status(group, chain, logical) for group in self.snapshot.geometry.groups}
+        found = self.reach
+        usable = None if found is None else max((at for at, up in chain.items() if found.resumes[up]), default=0)
+        pages = self.nodes.pages
+        held = [(at, int(pages[:, up].sum())) for at, up in chain.items()]
+        stranded = None
+        if found is not None:
+            stranded = sum(number for at, number in held if not found.covered[chain[at]])
+        return PrefixRow(
+            node=node,
+            key=self.nodes.key[node].tobytes(),
+            tokens=end,
+            logical=logical,
+            usable=usable,
+            shared=shared,
+            pages=sum(number for _, number in held),
+            stranded=stranded,
+            groups=groups,
+            states=self._states(groups),
+        )
+
+    def status(self, group: Group, chain: Mapping[Tokens, int], boundary: Tokens) -> Status:
+        """Return how much of what ``group`` needs at ``boundary`` is there."""
+        if group.kind is ResumeKind.UNKNOWN:
+            return Status.UNKNOWN
+        needed = needed_ends(group, boundary)
+        nodes = [chain.get(at) for at in needed]
+        present = [node for node in nodes if node is not None and self.nodes.pages[group.id, node] > 0]
+        ready = [node for node in present if self.nodes.usable_pages[group.id, node] > 0]
+        if len(ready) == len(needed):
+            return Status.READY
+        if any(self.nodes.moving_pages[group.id, node] > 0 for node in present):
+            return Status.IN_TRANSIT
+        if len(ready) < len(present):
+            return Status.STALE
+        return Status.PARTIAL if present else Status.MISSING
+
+    def _logical(self, chain: Mapping[Tokens, int]) -> Tokens:
+        alignment = self.snapshot.geometry.alignment
+        return max((at for at in chain if at % alignment == 0), default=0)
+
+    def _states(self, groups: Mapping[GroupId, Status]) -> dict[State, Status | None]:
+        geometry = self.snapshot.geometry
+        found: dict[State, Status | None] = {}
+        for state in FIVE:
+            of_state = [
+                groups[group.id]
+                for group in geometry.groups
+                if state in group.states and group.requirement is Requirement.REQUIRED
+            ]
+            found[state] = worst(of_state)
+        if self.snapshot.tiers is None:
+            found[State.ON_DISK] = Status.UNKNOWN
+        return found
+
+
+def needed_ends(group: Group, boundary: Tokens) -> list[Tokens]:
+    """Return the token positions at which the blocks end that ``group`` needs to resume at ``boundary``.
+
+    The rules of ``model.md`` without draft margin; :mod:`agent.resume` decides, this only names the blocks.
+    """
+    block = group.block_size
+    match group.kind:
+        case ResumeKind.WINDOW:
+            first = max(0, boundary - (group.window_past_tokens or 0))
+        case ResumeKind.CHUNKED:
+            first = boundary // (group.chunk_tokens or block) * (group.chunk_tokens or block)
+        case ResumeKind.RECURRENT:
+            first = max(0, boundary - 1)
+        case ResumeKind.NONE:
+            first = boundary
+        case _:
+            first = 0
+    return list(range(first // block * block + block, boundary + 1, block)) if first < boundary else []
+
+
+def _by_tree(chains: list[dict[Tokens, int]]) -> list[dict[Tokens, int]]:
+    """Put chains that share a beginning next to each other, the longest first."""
+    order: list[dict[Tokens, int]] = []
+    rest = sorted(chains, key=lambda chain: -max(chain))
+    while rest:
+        first = rest.pop(0)
+        order.append(first)
+        items = set(first.items())
+        family = [chain for chain in rest if items & set(chain.items())]
+        rest = [chain for chain in rest if not items & set(chain.items())]
+        order.extend(sorted(family, key=lambda chain: -max((at for at, _ in items & set(chain.items())))))
+    return order

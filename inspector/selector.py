@@ -1,0 +1,157 @@
+"""Selectors: the words that name what to look at or to take out.
+
+Invariant: parsing needs no engine; finding needs a page table and says clearly when there is nothing or more than
+one. Used by ``inspect prefix``; ``invalidate`` and ``validate`` parse with it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from agent.errors import UsageError
+from agent.model.snapshot import RequestInfo
+from agent.model.states import Tokens
+
+from .format import clean
+from .prefixes import Prefixes
+
+
+class SelectorKind(StrEnum):
+    """The kinds of selector."""
+
+    HASH = "hash"
+    REQUEST = "request"
+    TOKENS = "tokens"
+    PAGE = "page"
+    GROUP = "group"
+    STATE = "state"
+    STALE = "stale"
+    ALL = "all"
+
+
+ONE_PREFIX = (SelectorKind.HASH, SelectorKind.REQUEST, SelectorKind.PAGE)
+"""Kinds that name a single prefix in a page table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """One selector."""
+
+    kind: SelectorKind
+    value: str = ""
+
+    def __str__(self) -> str:
+        """Return it as it is typed."""
+        return f"{self.kind}:{self.value}" if self.value else str(self.kind)
+
+
+def parse(text: str) -> Selector:
+    """Read a selector.
+
+    Raises:
+        UsageError: It is none.
+    """
+    name, colon, value = text.partition(":")
+    if name in {SelectorKind.STALE, SelectorKind.ALL} and not colon:
+        return Selector(SelectorKind(name))
+    if name not in set(SelectorKind) or not value or name in {SelectorKind.STALE, SelectorKind.ALL}:
+        raise UsageError(
+            f"{clean(text)[:60]!r} is no selector",
+            next_step="use hash:HEX, request:ID, tokens:FILE, page:ID, group:NAME, state:NAME, stale or all",
+        )
+    kind = SelectorKind(name)
+    if kind is SelectorKind.HASH and (len(value) > 32 or any(digit not in "0123456789abcdefABCDEF" for digit in value)):
+        raise UsageError(
+            f"hash:{clean(value)[:40]} is not hexadecimal", next_step="kvctl inspect prefixes shows hashes"
+        )
+    if kind is SelectorKind.PAGE and not value.isdigit():
+        raise UsageError(f"page:{clean(value)[:40]} is not a page number", next_step="kvctl inspect pages shows pages")
+    return Selector(kind, value)
+
+
+def find(prefixes: Prefixes, selector: Selector) -> Mapping[Tokens, int]:
+    """Return the chain (node by token position) of the one prefix that a selector names.
+
+    Raises:
+        UsageError: It names none, or several.
+    """
+    match selector.kind:
+        case SelectorKind.HASH:
+            return prefixes.nodes.ancestors(_by_hash(prefixes, selector))
+        case SelectorKind.PAGE:
+            return prefixes.nodes.ancestors(_by_page(prefixes, int(selector.value)))
+        case SelectorKind.REQUEST:
+            return _by_request(prefixes, selector.value)
+        case _:
+            raise UsageError(
+                f"{selector} does not name a single prefix", next_step="use hash:HEX, request:ID or page:ID"
+            )
+
+
+def _by_hash(prefixes: Prefixes, selector: Selector) -> int:
+    found = prefixes.nodes.starting_with(selector.value)
+    if not found:
+        raise UsageError(
+            f"no cached prefix has a key that begins with {selector.value}",
+            why="it was evicted, or it comes from another engine or another saved file",
+            next_step="kvctl inspect prefixes lists what is cached now",
+        )
+    if len(found) > 1:
+        some = ", ".join(prefixes.nodes.key[node].tobytes().hex()[:16] for node in found[:3])
+        raise UsageError(
+            f"{len(found)} keys begin with {selector.value}", why=f"for example {some}", next_step="give more digits"
+        )
+    return found[0]
+
+
+def _by_page(prefixes: Prefixes, page: int) -> int:
+    of_page = prefixes.nodes.of_page
+    if page >= len(of_page):
+        raise UsageError(
+            f"there is no page {page}",
+            why=f"the pool has pages 0 to {len(of_page) - 1}",
+            next_step="kvctl inspect pages",
+        )
+    node = int(of_page[page])
+    if node < 0:
+        raise UsageError(
+            f"page {page} carries no key", why="it is empty, or not to be shared", next_step="kvctl inspect pages"
+        )
+    return node
+
+
+def _by_request(prefixes: Prefixes, name: str) -> Mapping[Tokens, int]:
+    request = find_request(prefixes.snapshot.requests, name)
+    of_page = prefixes.nodes.of_page
+    pages = {page for table in request.tables or () for page in table if 0 <= page < len(of_page)}
+    nodes = [int(of_page[page]) for page in pages if of_page[page] >= 0]
+    if not nodes:
+        raise UsageError(
+            f"request {clean(request.id)[:60]} has no page with a key",
+            why="it waits, or it has not filled a page yet"
+            if request.tables is not None
+            else "its tables were not read",
+            next_step="kvctl inspect requests shows what each request holds",
+        )
+    chain: dict[Tokens, int] = {}
+    for node in nodes:
+        chain.update(prefixes.nodes.ancestors(node))
+    return chain
+
+
+def find_request(requests: tuple[RequestInfo, ...] | None, name: str) -> RequestInfo:
+    """Return the request with this id, as the engine writes it or as tables show it (cleaned).
+
+    Raises:
+        UsageError: There is none.
+    """
+    for request in requests or ():
+        if name in {request.id, clean(request.id)}:
+            return request
+    raise UsageError(
+        f"the engine has no request {clean(name)[:60]}",
+        why="it has finished, or it comes from another engine"
+        if requests
+        else "no requests were read, or there are none",
+        next_step="kvctl inspect requests lists them",
+    )

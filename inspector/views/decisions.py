@@ -1,0 +1,204 @@
+"""Decisions: one line for each look-up that was admitted, and the whole story of a single one.
+
+Invariant: one decision is one line and one JSON object, the same in a list, in ``-f`` and in a file. Read by
+``kvctl decisions``, ``kvctl explain`` and the dashboard.
+"""
+
+from collections.abc import Sequence
+
+from agent.model.decision import BY_DESIGN, Decision, Outcome, WaterfallStep
+from agent.model.groups import Geometry
+from agent.model.snapshot import Snapshot
+
+from ..explain import OUTCOMES, REASONS
+from ..format import UNKNOWN, bar, count, duration, when
+from ..report import Cell, Column, Facts, Json, Kind, Prose, Report, Table, Tone, Value
+from .common import group_name, head, notes, short
+
+COLUMNS = (
+    Column(header="ID", kind=Kind.COUNT),
+    Column(header="TIME", kind=Kind.CLOCK),
+    Column(header="OUTCOME"),
+    Column(header="LOOKUP", kind=Kind.COUNT),
+    Column(header="LOGICAL", kind=Kind.COUNT),
+    Column(header="USABLE", kind=Kind.COUNT),
+    Column(header="REASON", blank="-"),
+    Column(header="REQUEST", elastic=True),
+    Column(header="GROUP", blank="-", wide=True),
+    Column(header="STATE", blank="-", wide=True),
+    Column(header="PHASE", wide=True),
+    Column(header="TIERS", kind=Kind.COUNT, wide=True),
+    Column(header="LOOKUPS", kind=Kind.COUNT, wide=True),
+    Column(header="TOOK", kind=Kind.DURATION, wide=True),
+    Column(header="STEP", kind=Kind.COUNT, wide=True),
+)
+"""Columns of the list; at 80 columns what fits: outcome, the three numbers, why, and who."""
+
+_TONES = {Outcome.REUSE: Tone.GOOD, Outcome.PARTIAL: Tone.WARN, Outcome.RECOMPUTE: Tone.BAD}
+
+
+def decisions(snapshot: Snapshot, picked: Sequence[Decision] | None) -> Report:
+    """Return the list of ``picked`` decisions, oldest first; None where none were read."""
+    items = [item_of(snapshot.geometry, item) for item in picked or ()]
+    if picked is None:
+        block: Table | Prose = Prose(lines=[f"{UNKNOWN}: no decisions were read"])
+    else:
+        block = Table(
+            columns=COLUMNS,
+            rows=[row_of(snapshot.geometry, item) for item in picked],
+            empty="no decision fits: none was made yet, or --where leaves none",
+        )
+    return Report(
+        kind="decisions",
+        data={**head(snapshot), "decisions": None if picked is None else items},
+        items=items,
+        item_kind="decision",
+        names=[str(item.id) for item in picked or ()],
+        blocks=[block],
+        notes=notes(snapshot),
+    )
+
+
+def row_of(geometry: Geometry, item: Decision) -> list[Value]:
+    """Return one decision as a row of :data:`COLUMNS`."""
+    degraded = item.logical is not None and item.logical > item.engine_usable and item.reason not in BY_DESIGN
+    reason = None if item.reason is None else item.reason.value
+    if item.skipped:
+        reason = "skipped"
+    return [
+        str(item.id),
+        item.time_ns,
+        Cell(item.outcome.value, _TONES.get(item.outcome, Tone.PLAIN)),
+        item.lookup_tokens,
+        item.logical,
+        Cell(item.engine_usable, Tone.BAD if degraded else Tone.PLAIN),
+        reason,
+        item.request,
+        group_name(geometry, item.limiting_group),
+        None if item.limiting_state is None else item.limiting_state.value,
+        item.phase.value,
+        item.external,
+        item.lookups,
+        item.duration_ns,
+        str(item.step),
+    ]
+
+
+def item_of(geometry: Geometry, item: Decision) -> Json:
+    """Return one decision as JSON. Keys of the request never leave here."""
+    return {
+        "id": item.id,
+        "time": when(item.time_ns),
+        "step": item.step,
+        "request": item.request,
+        "phase": item.phase.value,
+        "outcome": item.outcome.value,
+        "lookup_tokens": item.lookup_tokens,
+        "logical_tokens": item.logical,
+        "usable_tokens": item.engine_usable,
+        "usable_by_rules_tokens": item.usable,
+        "external_tokens": item.external,
+        "limiting_group": group_name(geometry, item.limiting_group),
+        "limiting_state": None if item.limiting_state is None else item.limiting_state.value,
+        "reason": None if item.reason is None else item.reason.value,
+        "fidelity": None if item.fidelity is None else item.fidelity.value,
+        "lost": [
+            {"reason": reason.value, "group": group_name(geometry, group), "tokens": tokens}
+            for reason, group, tokens in item.lost
+        ],
+        "group_tokens": None
+        if item.per_group is None
+        else {group.name: tokens for group, tokens in zip(geometry.groups, item.per_group, strict=False)},
+        "waterfall": [
+            {
+                "group": group_name(geometry, step.group),
+                "reason": step.reason.value,
+                "from_tokens": step.from_tokens,
+                "to_tokens": step.to_tokens,
+                "round": step.round,
+            }
+            for step in item.waterfall
+        ],
+        "lookups": item.lookups,
+        "skipped": item.skipped,
+        "duration_seconds": None if item.duration_ns is None else item.duration_ns / 1e9,
+        "epoch": item.epoch,
+        "traceparent": dict(item.trace).get("traceparent"),
+    }
+
+
+def story(snapshot: Snapshot, item: Decision) -> Report:
+    """Return the whole explanation of one decision: numbers, waterfall, cause, and what to do."""
+    geometry = snapshot.geometry
+    facts: list[tuple[str, Sequence[str | Cell]]] = [
+        ("DECISION", [f"{item.id}, {when(item.time_ns)}, step {count(item.step)}, {item.phase} admission"]),
+        ("REQUEST", [short(item.request, 60)]),
+        ("OUTCOME", [Cell(f"{item.outcome}: {OUTCOMES[item.outcome]}", _TONES.get(item.outcome, Tone.PLAIN))]),
+        ("TOKENS", _token_lines(item)),
+    ]
+    if item.per_group is not None:
+        facts.append(("GROUPS", _group_lines(geometry, item)))
+    if item.waterfall:
+        facts.append(("WATERFALL", [_step_line(geometry, step) for step in item.waterfall]))
+    if item.reason is not None:
+        entry = REASONS[item.reason]
+        limit = group_name(geometry, item.limiting_group)
+        head_line = f"{item.reason}: {entry.title}" + (f" ({limit})" if limit else "")
+        facts += [
+            ("WHY", [head_line, entry.cause]),
+            ("CONFIRM", [entry.confirm]),
+            ("DO", [entry.action, *entry.commands]),
+        ]
+    facts.append(("LOOK-UP", [_lookup_line(item)]))
+    return Report(
+        kind="decision_explained",
+        data={**head(snapshot), "decision": item_of(geometry, item), "explanation": _explanation(item)},
+        names=[str(item.id)],
+        blocks=[Facts(facts=facts)],
+        notes=notes(snapshot),
+    )
+
+
+def _token_lines(item: Decision) -> list[str | Cell]:
+    def line(name: str, tokens: int | None) -> str:
+        ratio = None if tokens is None or not item.lookup_tokens else tokens / item.lookup_tokens
+        return f"{name:<11} {bar(ratio, 24)} {count(tokens):>9}"
+
+    lines: list[str | Cell] = [line("looked up", item.lookup_tokens), line("logical hit", item.logical)]
+    lines.append(line("usable hit", item.engine_usable))
+    if item.external:
+        lines.append(line("other tiers", item.external))
+    return lines
+
+
+def _group_lines(geometry: Geometry, item: Decision) -> list[str]:
+    width = max((len(group.name) for group in geometry.groups), default=0)
+    return [
+        f"{group.name:<{width}}  {count(tokens):>9}"
+        for group, tokens in zip(geometry.groups, item.per_group or (), strict=False)
+    ]
+
+
+def _step_line(geometry: Geometry, step: WaterfallStep) -> str:
+    where = group_name(geometry, step.group) or "by design"
+    return f"{count(step.from_tokens):>9} -> {count(step.to_tokens):<9} {step.reason} ({where})"
+
+
+def _lookup_line(item: Decision) -> str:
+    text = f"looked up {item.lookups} time{'' if item.lookups == 1 else 's'} before admission"
+    text += f", the last one took {duration(item.duration_ns)}"
+    return text + (f", explained from the table at epoch {item.epoch:,}" if item.epoch is not None else "")
+
+
+def _explanation(item: Decision) -> Json | None:
+    if item.reason is None:
+        return None
+    entry = REASONS[item.reason]
+    return {
+        "reason": item.reason.value,
+        "title": entry.title,
+        "cause": entry.cause,
+        "confirm": entry.confirm,
+        "action": entry.action,
+        "commands": list(entry.commands),
+    }

@@ -1,0 +1,200 @@
+"""Overview: logical against usable at one glance, which group limits and why, and what to do.
+
+Invariant: works without a page table; what is missing then says so. Read by ``kvctl inspect`` and the dashboard.
+"""
+
+from agent.model.decision import Phase, Reason
+from agent.model.snapshot import PoolInfo, Snapshot
+
+from ..explain import REASONS
+from ..format import UNKNOWN, bar, count, percent, plural, size
+from ..report import Block, Cell, Facts, Json, Report, Tone
+from ..reuse import Reuse, sum_up
+from .common import capture_line, engine_line, group_name, head, notes, off_reasons
+
+GOOD_RATIO = 0.95
+"""Usable over logical tokens above which nothing needs to be done."""
+
+
+def overview(snapshot: Snapshot) -> Report:
+    """Return the overview of one engine."""
+    decisions = snapshot.decisions
+    reuse = None if decisions is None else sum_up(decisions)
+    blocks: list[Block] = [
+        Facts(facts=[("ENGINE", [engine_line(snapshot)]), ("READ", [capture_line(snapshot)])]),
+        Facts(facts=_reuse_facts(snapshot, reuse)),
+        Facts(facts=[*_pool_facts(snapshot), *_request_facts(snapshot), *_agent_facts(snapshot)]),
+    ]
+    return Report(
+        kind="overview",
+        data={**head(snapshot), "reuse": _reuse_data(snapshot, reuse), **_rest_data(snapshot)},
+        names=[snapshot.engine.name or str(snapshot.engine.pid)],
+        blocks=blocks,
+        notes=notes(snapshot),
+    )
+
+
+def _reuse_facts(snapshot: Snapshot, reuse: Reuse | None) -> list[tuple[str, list[str | Cell]]]:
+    if not snapshot.geometry.caching:
+        return [("REUSE", [Cell("this engine runs without prefix caching: nothing can be reused", Tone.WARN)])]
+    if reuse is None:
+        return [("REUSE", [f"{UNKNOWN}: no decisions were read"])]
+    if not reuse.decisions:
+        return [("REUSE", ["no request has been admitted yet: send one and look again"])]
+    if not reuse.explained:
+        text = f"{plural(reuse.decisions, 'decision')}, none with a page table: logical hits are {UNKNOWN}"
+        reused = sum(item.engine_usable for item in snapshot.decisions or ())
+        looked = sum(item.lookup_tokens for item in snapshot.decisions or ())
+        line = f"reused by the engine  {bar(reused / looked if looked else None)} {count(reused)} of {count(looked)}"
+        return [("REUSE", [text, line]), ("DO", ["kvctl decisions -f explains decisions while it follows them"])]
+    facts = [("REUSE", _bars(reuse)), ("WHY", _why(snapshot, reuse))]
+    do = _what_to_do(reuse)
+    return [*facts, ("DO", do)] if do else facts
+
+
+def _bars(reuse: Reuse) -> list[str | Cell]:
+    healthy = (reuse.usable_of_logical or 1.0) >= GOOD_RATIO
+    left_out = reuse.decisions - reuse.explained
+    title = f"last {plural(reuse.decisions, 'decision')}, {count(reuse.lookup)} tokens looked up"
+    if left_out:
+        title += f" ({left_out} without a page table left out)"
+
+    def line(name: str, tokens: int, ratio: float | None) -> str:
+        return f"{name:<16}{bar(ratio, 28)} {percent(ratio):>5}  {count(tokens):>11}"
+
+    lines: list[str | Cell] = [
+        title,
+        line("logical hit", reuse.logical, reuse.logical_ratio),
+        Cell(line("usable hit", reuse.usable, reuse.usable_ratio), Tone.GOOD if healthy else Tone.BAD),
+    ]
+    if reuse.external:
+        lines.append(line("from other tiers", reuse.external, reuse.external / reuse.lookup))
+    return lines
+
+
+def _why(snapshot: Snapshot, reuse: Reuse) -> list[str | Cell]:
+    degraded = sum(reuse.degraded.values())
+    lost = sum(reuse.lost.values())
+    if not degraded and not lost:
+        return ["everything that was cached could be used"]
+    worst, times = max(reuse.degraded.items(), key=lambda item: item[1], default=(None, 0))
+    name = group_name(snapshot.geometry, worst)
+    where = f"in {degraded} of {plural(reuse.explained, 'decision')}"
+    lines: list[str | Cell] = [
+        f"{count(reuse.logical - reuse.usable)} tokens were cached and could not be used, {where}"
+    ]
+    if name is not None:
+        lines.append(f"{name} limits {times} of them")
+    for (reason, group), tokens in sorted(reuse.lost.items(), key=lambda item: -item[1])[:3]:
+        where = group_name(snapshot.geometry, group) or "no single group"
+        lines.append(f"{count(tokens):>9} {reason} in {where}: {REASONS[reason].title}")
+    return lines
+
+
+def _main_reason(reuse: Reuse) -> Reason | None:
+    by_reason: dict[Reason, int] = {}
+    for (reason, _), tokens in reuse.lost.items():
+        by_reason[reason] = by_reason.get(reason, 0) + tokens
+    return max(by_reason, key=lambda reason: by_reason[reason], default=None)
+
+
+def _what_to_do(reuse: Reuse) -> list[str | Cell]:
+    reason = _main_reason(reuse)
+    if reason is None:
+        return []
+    return [
+        REASONS[reason].action,
+        f"kvctl explain {reason}   kvctl decisions --where reason={reason}   kvctl inspect groups",
+    ]
+
+
+def _pool_facts(snapshot: Snapshot) -> list[tuple[str, list[str | Cell]]]:
+    pool = snapshot.pool
+    if pool is None:
+        return [("PAGES", [UNKNOWN])]
+    usable = usable_pages(pool)
+    ratio = pool.usage_ratio
+    held = None if pool.free is None else usable - pool.free
+    line = f"{count(held)} of {count(usable)} held by requests ({percent(ratio)}), {count(pool.keys)} keys cached"
+    if pool.page_bytes is not None:
+        line += f", {size(usable * pool.page_bytes)} in all"
+    return [("PAGES", [line])]
+
+
+def usable_pages(pool: PoolInfo) -> int:
+    """Return the pages of a pool without the null page."""
+    return pool.pages - (0 if pool.null_page is None else 1)
+
+
+def _request_facts(snapshot: Snapshot) -> list[tuple[str, list[str | Cell]]]:
+    if snapshot.requests is None:
+        return [("REQUESTS", [UNKNOWN])]
+    by_status = _by_status(snapshot)
+    text = ", ".join(f"{number:,} {status}" for status, number in by_status.items())
+    return [("REQUESTS", [text or "none"])]
+
+
+def _by_status(snapshot: Snapshot) -> dict[str, int]:
+    by_status: dict[str, int] = {}
+    for request in snapshot.requests or ():
+        by_status[request.status] = by_status.get(request.status, 0) + 1
+    return dict(sorted(by_status.items(), key=lambda item: -item[1]))
+
+
+def _agent_facts(snapshot: Snapshot) -> list[tuple[str, list[str | Cell]]]:
+    version = snapshot.engine.agent_version or UNKNOWN
+    mode = "may change the engine" if snapshot.engine.allow_changes else "read-only"
+    off = [
+        Cell(f"off: {text}", Tone.WARN)
+        for text in off_reasons(snapshot.capabilities)
+        if not text.startswith("changes:")
+    ]
+    return [("AGENT", [f"{version}, {mode}", *off])]
+
+
+def _reuse_data(snapshot: Snapshot, reuse: Reuse | None) -> Json | None:
+    if reuse is None:
+        return None
+    known = reuse.explained > 0
+    reason = _main_reason(reuse)
+    worst = max(reuse.degraded, key=lambda group: reuse.degraded[group], default=None)
+    phases = {phase.value: sum_up(snapshot.decisions or (), phase=phase).decisions for phase in Phase}
+    return {
+        "decisions": reuse.decisions,
+        "explained": reuse.explained,
+        "lookup_tokens": reuse.lookup if known else None,
+        "logical_tokens": reuse.logical if known else None,
+        "usable_tokens": reuse.usable if known else None,
+        "external_tokens": reuse.external if known else None,
+        "logical_ratio": reuse.logical_ratio,
+        "usable_ratio": reuse.usable_ratio,
+        "usable_of_logical_ratio": reuse.usable_of_logical,
+        "lost_by_design_tokens": reuse.by_design if known else None,
+        "outcomes": {outcome.value: number for outcome, number in sorted(reuse.outcomes.items())},
+        "phases": phases,
+        "limiting_group": group_name(snapshot.geometry, worst),
+        "main_reason": None if reason is None else reason.value,
+        "lost": [
+            {"reason": why.value, "group": group_name(snapshot.geometry, group), "tokens": tokens}
+            for (why, group), tokens in sorted(reuse.lost.items(), key=lambda item: -item[1])
+        ],
+    }
+
+
+def _rest_data(snapshot: Snapshot) -> Json:
+    pool = snapshot.pool
+    return {
+        "caching": snapshot.geometry.caching,
+        "pool": None
+        if pool is None
+        else {
+            "pages": usable_pages(pool),
+            "free": pool.free,
+            "keys": pool.keys,
+            "usage_ratio": pool.usage_ratio,
+            "page_bytes": pool.page_bytes,
+        },
+        "requests": None if snapshot.requests is None else _by_status(snapshot),
+        "counters": None if snapshot.counters is None else dict(snapshot.counters),
+        "capabilities": [{"name": item.name, "on": item.on, "reason": item.reason} for item in snapshot.capabilities],
+    }

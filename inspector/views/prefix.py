@@ -1,0 +1,193 @@
+"""One prefix: what each group needs to resume it, what is there, and what it is worth.
+
+Invariant: the numbers come from the resume rules; a piece of the chain that no link proves counts as missing. Read by
+``kvctl inspect prefix SELECTOR``.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from agent.model.decision import Hit, Reason
+from agent.model.groups import Group
+from agent.model.snapshot import Snapshot
+from agent.model.states import Requirement, Status, Tokens
+from agent.resume import evaluate
+
+from ..explain import REASONS
+from ..format import bar, count, plural
+from ..prefixes import Prefixes, PrefixRow, needed_ends
+from ..report import Cell, Column, Facts, Json, Kind, Prose, Report, Table, Tone, Value
+from ..selector import find, parse
+from ..symbols import FIVE, LEGEND, SHORT, sign
+from .common import NO_TABLE, group_name, head, key_text, notes
+from .prefixes import item_of
+
+_COLUMNS = (
+    Column(header=""),
+    Column(header="GROUP", elastic=True),
+    Column(header="STATUS"),
+    Column(header="NEEDS TOKENS"),
+    Column(header="PAGES"),
+    Column(header="MISSING TOKENS", blank="-"),
+    Column(header="OWN HIT", kind=Kind.COUNT),
+)
+
+
+def prefix(snapshot: Snapshot, selector: str, *, reveal: bool = False) -> Report:
+    """Return everything about the one prefix that ``selector`` names.
+
+    Raises:
+        UsageError: It names none, or several.
+    """
+    wanted = parse(selector)
+    if snapshot.pages is None:
+        return Report(
+            kind="prefix",
+            data={**head(snapshot), "prefix": None},
+            blocks=[Prose(lines=["unknown: no page table was read"])],
+            notes=[*notes(snapshot), f"note: {NO_TABLE}"],
+        )
+    prefixes = Prefixes(snapshot)
+    chain = find(prefixes, wanted)
+    row = prefixes.row(chain)
+    hit = _hit(prefixes, chain)
+    details = [_detail(prefixes, group, chain, row) for group in snapshot.geometry.groups]
+    waterfall = [
+        {
+            "group": group_name(snapshot.geometry, step.group),
+            "reason": step.reason.value,
+            "from_tokens": step.from_tokens,
+            "to_tokens": step.to_tokens,
+            "round": step.round,
+        }
+        for step in hit.waterfall
+    ]
+    data = {
+        **item_of(snapshot, row, reveal=reveal),
+        "usable_tokens": hit.usable,
+        "reason": None if hit.reason is None else hit.reason.value,
+        "details": details,
+        "waterfall": waterfall,
+    }
+    return Report(
+        kind="prefix",
+        data={**head(snapshot), "prefix": data},
+        names=[key_text(row.key, reveal=True) if reveal else key_text(row.key, reveal=False)],
+        blocks=[
+            Facts(facts=_facts(snapshot, row, hit, details, reveal=reveal)),
+            Table(columns=_COLUMNS, rows=[_row(item, hit) for item in details]),
+            Prose(lines=[Cell(LEGEND, Tone.DIM)]),
+        ],
+        notes=notes(snapshot),
+    )
+
+
+def _hit(prefixes: Prefixes, chain: Mapping[Tokens, int]) -> Hit:
+    """Ask the resume rules about a request that would extend this prefix by one token."""
+    geometry = prefixes.snapshot.geometry
+    end = max(chain)
+    keys = [
+        prefixes.nodes.key[chain[at]].tobytes() if at in chain else b""
+        for at in range(geometry.hash_unit, end + 1, geometry.hash_unit)
+    ]
+    return evaluate(geometry, keys, prefixes.nodes, limit=end)
+
+
+def _detail(prefixes: Prefixes, group: Group, chain: Mapping[Tokens, int], row: PrefixRow) -> Json:
+    ends = needed_ends(group, row.logical)
+    nodes = prefixes.nodes
+    there = [at for at in ends if at in chain and nodes.usable_pages[group.id, chain[at]] > 0]
+    missing = _ranges([at for at in ends if at not in set(there)], group.block_size)
+    return {
+        "group": group.name,
+        "id": group.id,
+        "states": [state.value for state in group.states],
+        "status": row.groups[group.id].value,
+        "required": group.requirement is Requirement.REQUIRED,
+        "needs_tokens": [ends[0] - group.block_size, ends[-1]] if ends else None,
+        "needs_pages": len(ends),
+        "has_pages": len(there),
+        "missing_tokens": missing,
+    }
+
+
+def _ranges(ends: Sequence[Tokens], block: Tokens) -> list[list[Tokens]]:
+    """Return the token ranges that blocks with these ends cover, neighbours joined."""
+    ranges: list[list[Tokens]] = []
+    for end in ends:
+        if ranges and ranges[-1][1] == end - block:
+            ranges[-1][1] = end
+        else:
+            ranges.append([end - block, end])
+    return ranges
+
+
+def _row(item: Json, hit: Hit) -> list[Value]:
+    missing = item["missing_tokens"]
+    first = (
+        f"{missing[0][0]:,}-{missing[0][1]:,}" + (f" +{len(missing) - 1}" if len(missing) > 1 else "")
+        if missing
+        else None
+    )
+    needs = item["needs_tokens"]
+    own = hit.per_group[item["id"]] if item["id"] < len(hit.per_group) else None
+    return [
+        sign(Status(item["status"])),
+        item["group"],
+        item["status"] if item["required"] else f"{item['status']} (optional)",
+        f"{needs[0]:,}-{needs[1]:,}" if needs else "nothing",
+        f"{item['has_pages']:,} of {item['needs_pages']:,}",
+        Cell(first, Tone.BAD),
+        own,
+    ]
+
+
+def _facts(
+    snapshot: Snapshot, row: PrefixRow, hit: Hit, details: Sequence[Json], *, reveal: bool
+) -> list[tuple[str, Sequence[str | Cell]]]:
+    def line(name: str, tokens: int | None) -> str:
+        return f"{name:<8} {bar(None if tokens is None else tokens / row.tokens, 24)} {count(tokens):>9}"
+
+    usable: int | None = hit.usable
+    states = "  ".join(f"{SHORT[state]} {sign(row.states[state]).value}" for state in FIVE)
+    facts: list[tuple[str, Sequence[str | Cell]]] = [
+        ("PREFIX", [f"{key_text(row.key, reveal=reveal)}, {count(row.tokens)} tokens, {plural(row.pages, 'page')}"]),
+        ("HIT", [line("cached", row.tokens), line("logical", row.logical), line("usable", usable)]),
+        ("STATES", [states]),
+    ]
+    if usable is None:
+        facts.append(("WHY", ["a group of a kind that kvctl does not know: usable is unknown"]))
+    elif usable < row.logical:
+        facts += _why(snapshot, hit, details)
+    else:
+        facts.append(("WHY", ["everything that is cached can be used"]))
+    if row.stranded:
+        facts.append(("STRANDED", [f"{plural(row.stranded, 'page')} can be part of no hit now"]))
+    return facts
+
+
+_ONE_LOOK = (
+    "One look at the table cannot tell whether they were evicted (window_hole, evicted) or never kept "
+    "(not_retained). The decision of a request that used the prefix does:"
+)
+
+
+def _why(snapshot: Snapshot, hit: Hit, details: Sequence[Json]) -> list[tuple[str, Sequence[str | Cell]]]:
+    """Say which group stops the prefix; one table shows that a page is missing, not how it went missing."""
+    limiting = group_name(snapshot.geometry, hit.limiting_group) or "no single group"
+    missing: list[list[Tokens]] = next(
+        (item["missing_tokens"] for item in details if item["id"] == hit.limiting_group), []
+    )
+    text = f"{limiting} limits" + (
+        f": tokens {missing[0][0]:,}-{missing[0][1]:,} are not cached in it" if missing else ""
+    )
+    if hit.reason is None or hit.reason is Reason.UNKNOWN:
+        action = [
+            _ONE_LOOK,
+            "kvctl decisions -f",
+        ]
+        return [("WHY", [text]), ("DO", action)]
+    entry = REASONS[hit.reason]
+    return [
+        ("WHY", [text, f"{hit.reason}: {entry.title}"]),
+        ("DO", [entry.action, f"kvctl explain {hit.reason}"]),
+    ]

@@ -1,0 +1,81 @@
+"""Explain a reason, a finding's code, a word, or one decision."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agent.errors import UsageError
+from kvctl.diagnostics import MEANING
+from kvctl.options import Options, Part, new_app, with_options
+from kvctl.reading import show
+from kvctl.targets import Need
+
+if TYPE_CHECKING:
+    from agent.model.snapshot import Snapshot
+    from inspector.report import Report
+
+app = new_app()
+
+
+@app.command()
+@with_options(Part.TARGET, Part.SNAPSHOT, Part.OUTPUT, Part.TIMEOUT)
+def explain(
+    options: Options,
+    topic: Annotated[
+        str | None, typer.Argument(help="A reason, code, word, or the id of a decision.", metavar="[TOPIC]")
+    ] = None,
+) -> None:
+    r"""Explain what happened and what to do about it.
+
+    \b
+    TOPIC is one of
+      a reason      window_hole, not_retained, ... as decisions show it
+      a code        KV301, ... as validate shows it
+      a decision    its number, as decisions shows it (needs the engine or a file)
+      a word        logical, usable, stranded, ...
+      exit-codes    the exit codes of kvctl
+
+    Without TOPIC: the list of everything that can be explained.
+    """
+    from inspector.views.explanations import explanation, topics
+
+    codes = {str(int(code)): meaning.replace("`", "") for code, meaning in MEANING.items()}
+    if topic is None:
+        options.output.show(topics(codes))
+    elif topic.replace("_", "-") in {"exit-codes", "exit-code"}:
+        options.output.show(_exit_codes(codes))
+    elif topic.isdigit():
+        _decision(options, int(topic))
+    else:
+        options.output.show(explanation(topic))
+
+
+def _exit_codes(codes: dict[str, str]) -> "Report":
+    from inspector.report import Column, Report, Table
+
+    columns = (Column(header="CODE"), Column(header="MEANING", elastic=True))
+    items = [{"topic": code, "type": "exit codes", "title": meaning} for code, meaning in codes.items()]
+    return Report(
+        kind="topics",
+        data={"topics": items},
+        items=items,
+        item_kind="topic",
+        names=list(codes),
+        blocks=[Table(columns=columns, rows=list(codes.items()))],
+    )
+
+
+def _decision(options: Options, number: int) -> None:
+    from inspector.views.decisions import story
+
+    def view(snapshot: "Snapshot") -> "Report":
+        found = snapshot.decisions or ()
+        item = next((item for item in found if item.id == number), None)
+        if item is None:
+            known = (
+                f"decisions {found[0].id} to {found[-1].id} are remembered" if found else "no decisions are remembered"
+            )
+            raise UsageError(f"there is no decision {number}", why=known, next_step="kvctl decisions lists them")
+        return story(snapshot, item)
+
+    show(options, Need.OVERVIEW, view)

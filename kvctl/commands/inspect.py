@@ -1,0 +1,124 @@
+"""Look at one engine: overview, groups, states, pages, prefixes, requests."""
+
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agent.errors import UsageError
+from kvctl.options import READ, Options, new_app, with_options
+from kvctl.reading import show
+from kvctl.targets import Need
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent.model.snapshot import Snapshot
+    from inspector.report import Report
+
+app = new_app()
+
+
+class View(StrEnum):
+    """What can be looked at."""
+
+    OVERVIEW = "overview"
+    GROUPS = "groups"
+    STATES = "states"
+    PAGES = "pages"
+    PREFIXES = "prefixes"
+    PREFIX = "prefix"
+    REQUESTS = "requests"
+    TIERS = "tiers"
+
+
+_NEEDS = {
+    View.OVERVIEW: Need.OVERVIEW,
+    View.GROUPS: Need.CONTENT,
+    View.STATES: Need.CONTENT,
+    View.PAGES: Need.REFERENCES,
+    View.PREFIXES: Need.CONTENT,
+    View.PREFIX: Need.REFERENCES,
+    View.REQUESTS: Need.REFERENCES,
+    View.TIERS: Need.OVERVIEW,
+}
+
+
+@app.command()
+@with_options(*READ)
+def inspect(
+    options: Options,
+    view: Annotated[
+        View, typer.Argument(help="What to look at.", metavar="[VIEW]", show_default=False)
+    ] = View.OVERVIEW,
+    selector: Annotated[
+        str | None, typer.Argument(help="For prefix: which one.", metavar="[SELECTOR]", show_default=False)
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Rows of pages and prefixes.")] = 20,
+) -> None:
+    r"""Look at one engine, live or from a saved snapshot.
+
+    \b
+    VIEW is one of
+      overview            logical against usable, what limits, what to do
+      groups              each cache group: pages, stranded ones, tokens lost
+      states              the five kinds of state
+      pages               what the pool's memory is doing
+      prefixes            the tree of cached prefixes, state by state
+      prefix SELECTOR     one prefix: what each group has and lacks
+      requests            what each request computes and holds
+      tiers               other places that hold prefixes
+
+    \b
+    SELECTOR is one of
+      hash:HEX            a prefix by its key, as the tables show it
+      request:ID          what a request has in the cache
+      page:ID             the prefix that ends with a page
+    """
+    if view is View.PREFIX and selector is None:
+        raise UsageError(
+            "inspect prefix needs a SELECTOR",
+            next_step="kvctl inspect prefixes lists them: kvctl inspect prefix hash:…",
+        )
+    if view is not View.PREFIX and selector is not None:
+        raise UsageError(
+            f"inspect {view} takes no SELECTOR", next_step=f"kvctl inspect prefix {selector}, or leave {selector!r} out"
+        )
+    show(options, _NEEDS[view], _function(view, selector, limit, reveal=options.reveal))
+
+
+def _function(view: View, selector: str | None, limit: int, *, reveal: bool) -> "Callable[[Snapshot], Report]":
+    """Import only the view that was chosen."""
+    match view:
+        case View.OVERVIEW:
+            from inspector.views.overview import overview
+
+            return overview
+        case View.GROUPS:
+            from inspector.views.groups import groups
+
+            return groups
+        case View.STATES:
+            from inspector.views.states import states
+
+            return states
+        case View.PAGES:
+            from inspector.views.pages import pages
+
+            return lambda snapshot: pages(snapshot, limit=limit, reveal=reveal)
+        case View.PREFIXES:
+            from inspector.views.prefixes import prefixes
+
+            return lambda snapshot: prefixes(snapshot, limit=limit, reveal=reveal)
+        case View.PREFIX:
+            from inspector.views.prefix import prefix
+
+            return lambda snapshot: prefix(snapshot, selector or "", reveal=reveal)
+        case View.REQUESTS:
+            from inspector.views.requests import requests
+
+            return requests
+        case View.TIERS:
+            from inspector.views.tiers import tiers
+
+            return tiers
