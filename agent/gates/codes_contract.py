@@ -1,0 +1,143 @@
+"""Codes of gate 2, operator contract: layout, precision, page size and weights are what kernel and cache agree on.
+
+Invariant: text only; ``agent.gates.contract`` decides. Read through ``agent.gates.catalogue``.
+"""
+
+from ..model.finding import GateName, Severity
+from .code import Code, vllm
+
+_G = GateName.CONTRACT
+_E, _W = Severity.ERROR, Severity.WARNING
+
+CONTRACT_CODES = (
+    Code(
+        code="KV201",
+        gate=_G,
+        severity=_E,
+        title="weights changed, cache not reset",
+        sentence="{count} cached page(s) were computed with older weights ({cause}), first page {page}",
+        cause="Weights were updated, reloaded or replaced by another adapter under the same name; engines leave the "
+        "decision to reset the prefix cache to the operator.",
+        confirm="`kvctl fingerprint show` names the change; the stamps of the pages are older than it.",
+        remedy="Remove exactly the stale pages.",
+        command="kvctl invalidate stale",
+        reports=(vllm(46125), vllm(42125), vllm(9744), "https://github.com/InternLM/lmdeploy/issues/4917"),
+        essential=True,
+    ),
+    Code(
+        code="KV202",
+        gate=_G,
+        severity=_E,
+        title="contract differs from the pinned one",
+        sentence="{count} field(s) of the contract differ from the pinned one, first {field}: {pinned} is now {value}",
+        cause="The engine was started or updated with another layout, precision, geometry or backend than the one "
+        "that was agreed.",
+        confirm="`kvctl fingerprint diff` lists the fields.",
+        remedy="If the change was meant, pin again; otherwise start the engine as pinned. Tiers filled under the old "
+        "contract must not be read.",
+        command="kvctl fingerprint pin",
+    ),
+    Code(
+        code="KV203",
+        gate=_G,
+        severity=_E,
+        title="tensor dtype, shape or strides differ from the group's spec",
+        sentence="{count} tensor(s) differ from their group's spec, first {layer} on rank {rank}: {what} is {value}, "
+        "spec says {expected}",
+        cause="Worker and scheduler were configured differently, or a backend changed the layout after the pages "
+        "were planned.",
+        confirm="`kvctl inspect groups -o json` shows the spec, the worker's tensor is in the finding.",
+        remedy="Do not serve with it: pages are read with other strides than they were written.",
+        essential=True,
+    ),
+    Code(
+        code="KV204",
+        gate=_G,
+        severity=_E,
+        title="block size of the kernel does not divide the page",
+        sentence="group {group}: the kernel works on {kernel} tokens, a page holds {value}",
+        cause="The attention backend splits pages into its own blocks; a page that is no multiple of them is read "
+        "across its end.",
+        confirm="Compare block size and kernel block in `kvctl fingerprint show`.",
+        remedy="Choose a block size that is a multiple of the kernel's.",
+    ),
+    Code(
+        code="KV205",
+        gate=_G,
+        severity=_W,
+        title="required state has no pool in a tier",
+        sentence="tier {tier} has no pool for state {state}, which resuming needs",
+        cause="The tier was built for some of the groups only; what it holds can then never be resumed from.",
+        confirm="`kvctl inspect tiers` lists the states of the tier.",
+        remedy="Let the tier hold the state too, or accept that its prefixes are recomputed.",
+    ),
+    Code(
+        code="KV206",
+        gate=_G,
+        severity=_E,
+        title="tier entry carries another fingerprint, or none",
+        sentence="tier {tier}: {count} of {checked} entries carry another fingerprint than this engine, or none; "
+        "first {name}",
+        cause="The folder or store was filled by an engine with another configuration or other weights, and its key "
+        "does not contain them.",
+        confirm="`kvctl fingerprint diff` between the tier's sidecar and the engine.",
+        remedy="Give the engine another folder, or empty this one, before the first request.",
+        reports=(vllm(49261), vllm(55904)),
+    ),
+    Code(
+        code="KV207",
+        gate=_G,
+        severity=_E,
+        title="key does not separate LoRA, salt or image",
+        sentence="two requests that differ in {name} get the same key: they share a prefix",
+        cause="The key is built without a field that distinguishes the two, or two kinds of field can be mistaken "
+        "for each other.",
+        confirm="The probe hashes two synthetic requests in the engine; both keys are equal.",
+        remedy="Do not serve tenants together on this engine version; report it as a security fault.",
+    ),
+    Code(
+        code="KV208",
+        gate=_G,
+        severity=_E,
+        title="layout id differs though sizes are equal",
+        sentence="{layer}: host and device agree on {value} bytes a page, but the layout is {device} here and {host} "
+        "there",
+        cause="Axes or the arrangement inside a row differ. Nothing notices, because sizes match.",
+        confirm="Compare the layout ids in `kvctl fingerprint show` and in the tier.",
+        remedy="Use one layout on both sides; empty the tier.",
+        reports=(vllm(55904),),
+    ),
+    Code(
+        code="KV209",
+        gate=_G,
+        severity=_W,
+        title="hit granularity above the usual prompt",
+        sentence="hits come in units of {value} tokens, but half of the last {checked} prompts have at most {median}: "
+        "such prompts can never hit",
+        cause="A hit must be a multiple of every group's block: the least common multiple of the block sizes.",
+        confirm="`kvctl decisions` shows below_granularity for short prompts.",
+        remedy="Use smaller or equal block sizes, or partial hits where the engine has them.",
+        reports=(vllm(45702), "https://github.com/vllm-project/vllm-ascend/pull/11314"),
+    ),
+    Code(
+        code="KV210",
+        gate=_G,
+        severity=_E,
+        title="number of registered tensors differs from layers and states",
+        sentence="rank {rank}: {count} of {checked} layers have no registered tensor, first {layer}",
+        cause="A layer was left out when tensors were registered with the runner or a connector; its state is never "
+        "moved or checked.",
+        confirm="Compare the layers of `kvctl inspect groups` with those of the worker.",
+        remedy="Do not use tiers or transfers with this configuration.",
+    ),
+    Code(
+        code="KV211",
+        gate=_G,
+        severity=_W,
+        title="sparse group may not be rewound but a draft needs it",
+        sentence="group {group} cannot be rewound, but a draft model is active",
+        cause="Rejected draft tokens must be taken back; a compressed or sparse state that has folded them in cannot.",
+        confirm="The engine says that the group cannot be rewound.",
+        remedy="Switch speculative decoding off for this model.",
+    ),
+)

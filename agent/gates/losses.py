@@ -1,0 +1,146 @@
+"""Gate 3, what decisions lost and why: holes, tails, checkpoints, collapse.
+
+Invariant: the reason of a loss is the decision's own; nothing is guessed from the table. One finding for each kind of
+loss and group, with the newest decision as the example. Called by ``agent.gates.intersection``.
+"""
+
+from dataclasses import dataclass, field
+
+from ..model.decision import Decision, Reason
+from ..model.states import GroupId, ResumeKind, Tokens
+from ..resume.rules import GroupRule
+from .presence import KeyPresence
+from .report import GateReport
+from .view import View
+
+MIN_DECISIONS = 20
+"""Decisions with a hit somewhere before a group is said to collapse."""
+
+_LOSSES = {
+    Reason.WINDOW_HOLE: "KV301",
+    Reason.TAIL_MISSING: "KV302",
+    Reason.INDEXER_UNSYNCED: "KV303",
+    Reason.CHECKPOINT_MISSING: "KV304",
+}
+_CODES = (*_LOSSES.values(), "KV308", "KV309", "KV312")
+
+
+@dataclass(slots=True)
+class _Loss:
+    """What one group lost for one reason."""
+
+    decision: Decision
+    count: int = 0
+    lost: Tokens = 0
+    ids: set[int] = field(default_factory=set)
+
+
+def check_losses(view: View, report: GateReport) -> None:
+    """Run KV301-304, KV308, KV309 and KV312 over the decisions."""
+    decisions = view.snapshot.decisions
+    if decisions is None:
+        report.cannot(_CODES, "no decisions were read")
+        return
+    explained = [decision for decision in decisions if decision.usable is not None]
+    for code in (*_LOSSES.values(), "KV308"):
+        report.looked(code, len(explained), empty="no decision was explained from a page table")
+    for (reason, group), loss in _collect(explained).items():
+        _add(view, report, reason, group, loss)
+    waiting = [decision for decision in explained if decision.reason is Reason.NOT_READY]
+    if waiting:
+        report.add("KV308", count=len(waiting), name=f"of request {waiting[-1].request}")
+    _collapse(view, report, explained)
+    _joined(view, report, decisions)
+
+
+def _collect(decisions: list[Decision]) -> dict[tuple[Reason, GroupId], _Loss]:
+    losses: dict[tuple[Reason, GroupId], _Loss] = {}
+    for decision in decisions:
+        booked = [
+            (reason, group, tokens) for reason, group, tokens in decision.lost if group is not None and tokens > 0
+        ]
+        if not booked and decision.reason is not None and decision.limiting_group is not None:
+            booked = [(decision.reason, decision.limiting_group, (decision.logical or 0) - (decision.usable or 0))]
+        for reason, group, tokens in booked:
+            if reason in _LOSSES:
+                loss = losses.setdefault((reason, group), _Loss(decision))
+                loss.decision = decision
+                loss.lost += tokens
+                if decision.id not in loss.ids:
+                    loss.ids.add(decision.id)
+                    loss.count += 1
+    return losses
+
+
+def _add(view: View, report: GateReport, reason: Reason, group: GroupId, loss: _Loss) -> None:
+    decision = loss.decision
+    step = next((step for step in decision.waterfall if step.group == group and step.reason is reason), None)
+    start = decision.usable or 0 if step is None else step.to_tokens
+    end = decision.logical or 0 if step is None else step.from_tokens
+    holes = _holes(view, decision, group, end)
+    if holes:
+        start, end = holes[0][0], holes[-1][1]
+    code = _LOSSES[reason]
+    if code == "KV303":
+        report.add(
+            code,
+            group=group,
+            tokens=(start, end),
+            value=decision.usable,
+            expected=decision.logical,
+            where=f"request {decision.request}, {loss.count} decision(s)",
+            count=loss.count,
+        )
+        return
+    report.add(
+        code,
+        group=group,
+        tokens=(start, end),
+        count=loss.count,
+        lost=loss.lost,
+        request=decision.request,
+        from_tokens=start,
+        to_tokens=end,
+        pages_short=len(holes) or None,
+        stranded=(decision.logical or 0) - (decision.usable or 0),
+    )
+
+
+def _holes(view: View, decision: Decision, group_id: GroupId, boundary: Tokens) -> list[tuple[Tokens, Tokens]]:
+    """Token ranges of the pages that the group lacks at a boundary; empty where keys or table are not at hand."""
+    geometry = view.snapshot.geometry
+    group = geometry.groups[group_id]
+    if decision.chain is None or view.snapshot.pages is None or group.kind is ResumeKind.UNKNOWN:
+        return []
+    presence = KeyPresence(view, decision.chain)
+    rule = GroupRule(geometry, group, decision.chain, presence, max(decision.lookup_tokens - 1, 0))
+    return [(max(end - group.block_size, 0), end) for end in rule.missing(boundary)]
+
+
+def _collapse(view: View, report: GateReport, decisions: list[Decision]) -> None:
+    """KV309: one group answers 0 whenever another has a hit."""
+    subject = [
+        decision.per_group
+        for decision in decisions
+        if decision.per_group is not None and not decision.skipped and any(decision.per_group)
+    ]
+    if len(subject) < MIN_DECISIONS:
+        report.looked("KV309", 0, empty=f"fewer than {MIN_DECISIONS} decisions found anything cached")
+        return
+    report.looked("KV309", len(subject))
+    for group in view.required:
+        if all(group.id < len(own) and own[group.id] == 0 for own in subject):
+            report.add("KV309", group=group.id, count=len(subject), name=group.name)
+
+
+def _joined(view: View, report: GateReport, decisions: tuple[Decision, ...]) -> None:
+    """KV312: tokens from elsewhere on top of a local prefix of a recurrent group."""
+    recurrent = [group for group in view.required if group.kind is ResumeKind.RECURRENT]
+    if not recurrent:
+        report.looked("KV312", 0, empty="no group is recurrent")
+        return
+    report.looked("KV312", len(decisions), empty="no decision was made yet")
+    joined = [decision for decision in decisions if decision.external > 0 and decision.engine_usable > 0]
+    if joined:
+        last = joined[-1]
+        report.add("KV312", group=recurrent[0].id, count=len(joined), external=last.external, request=last.request)

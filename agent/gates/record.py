@@ -1,0 +1,72 @@
+"""Which codes are on record as clean on which engine configuration.
+
+Invariant: a code is an error only where this committed table holds at least 100,000 clean checks of that code on that
+configuration; everywhere else it is a warning marked experimental. False errors are worse than none. Add a row only
+from a run whose numbers are kept.
+"""
+
+from dataclasses import dataclass
+
+from ..model.finding import Severity
+from ..model.snapshot import EngineInfo
+from .code import Code
+
+REQUIRED_CHECKS = 100_000
+"""Clean checks before a code may say error (design, findings)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CleanRecord:
+    """One engine configuration and what was checked on it without a false finding."""
+
+    engine: str
+    versions: tuple[str, ...]
+    """Version prefixes, for example ``0.32.``."""
+    runner: str
+    executor: str
+    asynchronous: str
+    """``on`` or ``off``."""
+    tier: str
+    checks: int
+    """Times the codes were checked."""
+    codes: frozenset[str]
+    evidence: str
+    """How to repeat the run."""
+
+    def covers(self, engine: EngineInfo) -> bool:
+        """Tell whether this row is about the given engine; what the engine does not say is not covered."""
+        details = engine.details
+        return (
+            engine.engine == self.engine
+            and engine.version.startswith(self.versions)
+            and details.get("runner") == self.runner
+            and details.get("executor") == self.executor
+            and details.get("async_scheduling") == self.asynchronous
+            and details.get("tier", "none") == self.tier
+        )
+
+
+RECORD: tuple[CleanRecord, ...] = ()
+"""No configuration has 100,000 clean checks yet: every error is experimental."""
+
+
+def severity_of(code: Code, engine: EngineInfo, record: tuple[CleanRecord, ...] = RECORD) -> tuple[Severity, bool]:
+    """Give the severity of a code on an engine, and whether it is experimental there."""
+    if code.severity is not Severity.ERROR:
+        return code.severity, False
+    proven = any(row.checks >= REQUIRED_CHECKS and code.code in row.codes and row.covers(engine) for row in record)
+    return (Severity.ERROR, False) if proven else (Severity.WARNING, True)
+
+
+def markdown(record: tuple[CleanRecord, ...] = RECORD) -> str:
+    """Write the table for ``docs/findings.md``."""
+    lines = ["## Configurations on record", ""]
+    if not record:
+        return "\n".join([*lines, "None yet: every error is shown as an experimental warning.", ""])
+    lines += ["| engine | versions | runner | executor | async | tier | checks | codes |", "|" + "---|" * 8]
+    lines += [
+        f"| {row.engine} | {', '.join(row.versions)} | {row.runner} | {row.executor} | {row.asynchronous} | {row.tier} "
+        f"| {row.checks} | {', '.join(sorted(row.codes))} |"
+        for row in record
+    ]
+    return "\n".join([*lines, ""])

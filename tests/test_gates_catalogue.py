@@ -1,0 +1,76 @@
+"""The catalogue is whole, its texts can be filled in, and the page in the documentation is the catalogue."""
+
+import re
+import string
+
+import pytest
+
+from agent.errors import UsageError
+from agent.gates import catalogue
+from agent.gates.catalogue import CATALOGUE, lookup
+from agent.gates.runner import gate_of, run
+from agent.gates.selftest import PLANTS, untested
+from agent.model.finding import GateName, Severity
+from tests.support import cases
+from tests.support.cli import ROOT, check_golden
+
+CODES = {
+    *range(101, 120),
+    *range(201, 212),
+    *range(301, 313),
+    *range(401, 410),
+    *(501, 502, 503, 511, 521, 522, 531, 532, 541),
+}
+"""Every code of the specification."""
+
+
+def test_every_code_is_there() -> None:
+    """No code is missing, none is made up, and each is of the gate that its number says."""
+    assert {int(code[2:]) for code in CATALOGUE} == CODES
+    gates = dict(zip("12345", GateName, strict=True))
+    assert all(code.gate is gates[name[2]] for name, code in CATALOGUE.items())
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_every_code_is_explained(name: str) -> None:
+    """Cause, how to confirm and what to do are sentences; reports are public addresses."""
+    code = CATALOGUE[name]
+    for text in (code.cause, code.confirm, code.remedy):
+        assert text[0].isupper() or text[0] == "`"
+        assert text.rstrip().endswith((".", "`."))
+        assert len(text) > 10
+    assert all(re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+", url) for url in code.reports)
+    assert all(word in catalogue.explain(name.lower()) for word in (code.title, code.cause, code.remedy))
+
+
+def test_sentences_are_filled_in() -> None:
+    """Every finding of every case is a whole sentence: nothing is left open, no value of Python shows."""
+    for make, _ in cases.EXPECTED.values():
+        for result in run(make()):
+            for finding in result.findings:
+                assert "{" not in finding.sentence
+                assert "None" not in finding.sentence
+                fields = {
+                    field for _, field, _, _ in string.Formatter().parse(CATALOGUE[finding.code].sentence) if field
+                }
+                assert fields <= {*finding.values, "page", "group"}
+
+
+def test_an_unknown_code_is_a_usage_error() -> None:
+    """A code or gate that does not exist says where they are listed."""
+    with pytest.raises(UsageError):
+        lookup("KV999")
+    with pytest.raises(UsageError):
+        gate_of("5")
+    assert lookup(" kv301 ").severity is Severity.WARNING
+    assert gate_of("redlines") is GateName.REDLINES
+
+
+def test_a_code_is_planted_or_says_why_not() -> None:
+    """The self-test knows a fault for every code, but for three."""
+    assert set(PLANTS) | set(untested()) == set(CATALOGUE)
+
+
+def test_the_documentation_is_the_catalogue() -> None:
+    """docs/findings.md is what the catalogue writes."""
+    check_golden(str(ROOT / "docs" / "findings.md"), catalogue.markdown())

@@ -1,0 +1,97 @@
+"""``kvctl validate``: formats, exit codes, narrowing, watching, self-test."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from inspector.store import save
+from tests.support import cases
+from tests.support.cli import Runner, check_schema
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Runner:
+    """Give a runner without settings of the machine."""
+    monkeypatch.setenv("KVCTL_CONFIG", str(tmp_path / "none.toml"))
+    monkeypatch.setenv("KVCTL_RUNTIME_DIR", str(tmp_path / "runtime"))
+    return Runner(capsys)
+
+
+def saved(folder: Path, name: str) -> Path:
+    """Save a case."""
+    path = folder / f"{name}.kvsnap"
+    save(cases.EXPECTED[name][0](), path, reveal=True)
+    return path
+
+
+def test_exit_codes(run: Runner, tmp_path: Path) -> None:
+    """0 without findings, 1 with, 6 only where abstaining counts; an experimental error is a warning."""
+    clean, broken = saved(tmp_path, "1"), saved(tmp_path, "8")
+    assert run("validate", "--snapshot", clean).code == 0
+    assert run("validate", "--snapshot", broken).code == 1
+    assert run("validate", "--snapshot", broken, "--fail-on", "error").code == 0
+    assert run("validate", "--snapshot", clean, "--fail-on", "abstain").code == 6
+    assert run("validate", "--snapshot", clean, "--fail-on", "abstain", "--gate", "1").code == 0
+    assert run("validate", "--snapshot", broken, "--gate", "4", "--gate", "redlines").code == 0
+    assert run("validate", "--snapshot", clean, "--gate", "7").code == 2
+
+
+@pytest.mark.parametrize("name", ["1", "2", "8", "10"])
+def test_json_fits_its_schema(run: Runner, tmp_path: Path, name: str) -> None:
+    """Findings and self-test fit the schemas that are published for them, as a whole and line by line."""
+    file = saved(tmp_path, name)
+    for words in (("validate",), ("validate", "--self-test")):
+        ran = run(*words, "--snapshot", file, "-o", "json")
+        check_schema(ran.json)
+        assert ran.err == ""
+        for line in run(*words, "--snapshot", file, "-o", "jsonl").out.splitlines():
+            check_schema(json.loads(line))
+
+
+def test_json_says_what_was_not_looked_at(run: Runner, tmp_path: Path) -> None:
+    """Every code is either looked at with a number of objects, or abstains with a reason."""
+    gates = run("validate", "--snapshot", saved(tmp_path, "1"), "-o", "json").json["gates"]
+    looked = {code for gate in gates for code in gate["looked"]}
+    abstained = {code for gate in gates for code in gate["abstained"]}
+    assert len(looked | abstained) == 60
+    assert not looked & abstained
+
+
+def test_the_table_names_code_pages_and_remedy(run: Runner, tmp_path: Path) -> None:
+    """A person sees the code, the pages, the command that helps, and what was not looked at."""
+    out = run("validate", "--snapshot", saved(tmp_path, "21")).out
+    for text in ("KV118", "experimental", "pages 15, 16", "do: kvctl invalidate", "Not looked at", "1 block"):
+        assert text in out
+    assert run("validate", "--snapshot", saved(tmp_path, "8"), "-o", "name").out == "KV103\nKV106\nKV107\n"
+
+
+def test_findings_of_one_prefix(run: Runner, tmp_path: Path) -> None:
+    """``--prefix`` keeps what concerns the prefix and says how many findings it left out."""
+    file = saved(tmp_path, "21")
+    assert run("validate", "--snapshot", file, "--prefix", "page:15").code == 1
+    other = run("validate", "--snapshot", file, "--prefix", "page:3")
+    assert (other.code, "1 finding" in other.err) == (0, True)
+    assert run("validate", "--snapshot", file, "--prefix", "page:60").code == 2
+
+
+def test_watching_keeps_the_worst_exit_code(run: Runner, tmp_path: Path) -> None:
+    """``--watch`` shows one reading after another; the exit code is that of the worst."""
+    ran = run("validate", "--snapshot", saved(tmp_path, "8"), "--watch", "-n", "2", "-i", "0.01", "-o", "jsonl")
+    assert ran.code == 1
+    assert [json.loads(line)["code"] for line in ran.out.splitlines()] == ["KV103", "KV106", "KV107"] * 2
+
+
+def test_self_test(run: Runner, tmp_path: Path) -> None:
+    """Every planted fault is found; the exit code says whether a gate is broken."""
+    ran = run("validate", "--self-test", "--snapshot", saved(tmp_path, "1"), "-o", "json")
+    assert (ran.code, ran.json["broken"]) == (0, [])
+    assert ran.json["planted"] >= 50
+
+
+def test_a_broken_gate_reports_itself(run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gate that no longer sees a fault fails its self-test."""
+    monkeypatch.setattr("agent.gates.block._free_list", lambda *_: None)
+    ran = run("validate", "--self-test", "--snapshot", saved(tmp_path, "1"), "-o", "json")
+    assert (ran.code, ran.json["broken"]) == (1, ["1 block"])
+    assert {item["code"] for item in ran.json["codes"] if item["result"] == "broken"} == {"KV106", "KV107", "KV108"}
