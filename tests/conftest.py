@@ -1,0 +1,28 @@
+"""Which tests run where: ``tests/engine`` only beside vLLM, and then without exception.
+
+Invariant: no test is skipped for lack of vLLM; without it the folder is not collected and the header says so.
+"""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+HAS_ENGINE = find_spec("vllm") is not None
+
+collect_ignore = [] if HAS_ENGINE else ["engine"]
+
+
+def pytest_report_header() -> str:
+    """Say whether the engine's tests are part of this run."""
+    if HAS_ENGINE:
+        return "vLLM is installed: tests/engine can run"
+    return "vLLM is not installed: tests/engine is not collected (`bash .ci/run engine` runs it)"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark everything below ``tests/engine``, so that ``-m 'not engine'`` means the same everywhere."""
+    for item in items:
+        if (HERE / "engine") in item.path.parents:
+            item.add_marker(pytest.mark.engine)

@@ -1,0 +1,1 @@
+"""Hygiene of the tree, the wheel and the start of the command."""
