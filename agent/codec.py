@@ -110,4 +110,6 @@ def _build_generic(origin: Any, arguments: tuple[Any, ...], plain: Any) -> Any:
 def _key(kind: Any, key: str) -> Any:
     while isinstance(kind, NewType):
         kind = kind.__supertype__
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind(key)
     return int(key) if kind is int else key

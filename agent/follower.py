@@ -4,6 +4,7 @@ Invariant: a decision is explained only from the table of its own look-up; where
 that need it stay None. Used by :class:`agent.session.Session`; not thread-safe.
 """
 
+import contextlib
 import os
 import time
 from collections import deque
@@ -40,9 +41,7 @@ class EngineGhost:
     def seen(self, group: GroupId | None, key: bytes, /) -> bool | None:
         """Tell whether a group (None: any) had registered a key before this look-up; None: cannot tell."""
         if self._answers is None:
-            plain = self._client.call("seen", keys=b"".join(self._chain).hex(), before=self._before)
-            self._groups = [str(text) for text in plain["groups"]]
-            self._answers = {one: index for index, one in enumerate(self._chain)}
+            self._answers = self._ask()
         index = self._answers.get(key)
         if index is None:
             return None
@@ -51,6 +50,15 @@ class EngineGhost:
         if "1" in found:
             return True
         return False if found == {"0"} else None
+
+    def _ask(self) -> dict[bytes, int]:
+        try:
+            plain = self._client.call("seen", keys=b"".join(self._chain).hex(), before=self._before)
+        except (TargetError, DeadlineError):
+            # The engine is gone or busy: then nobody can tell. The next look at the ring says so.
+            return {}
+        self._groups = [str(text) for text in plain["groups"]]
+        return {one: index for index, one in enumerate(self._chain)}
 
 
 class Follower:
@@ -169,5 +177,6 @@ class Follower:
     def close(self) -> None:
         """Leave the feed."""
         self._reader.close()
-        if self._client.alive():
-            self._client.call("leave")
+        with contextlib.suppress(TargetError, DeadlineError):
+            if self._client.alive():
+                self._client.call("leave")

@@ -7,12 +7,14 @@ import base64
 import sys
 from array import array
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from .codec import from_plain
 from .decisionformat import DecisionRecord
 from .errors import ProtocolError
 from .model.decision import Decision
+from .model.evidence import EngineLookup, Evidence, HashTable
 from .model.groups import Geometry
 from .model.snapshot import (
     Capability,
@@ -26,7 +28,7 @@ from .model.snapshot import (
     Snapshot,
     Tier,
 )
-from .model.states import PageId
+from .model.states import KEY_BYTES, PageId
 
 
 def _part(plain: Any, name: str) -> Any:
@@ -149,7 +151,34 @@ def full(
         capabilities=_capabilities(plain),
         holders=None if holders is None else {PageId(int(page)): int(count) for page, count in holders.items()},
         free_list=None if free is None else unpack_ids(free),
+        evidence=_evidence(plain),
     )
+
+
+def _evidence(plain: Any) -> Evidence | None:
+    """Join what an adapter read as evidence with the look-ups that were made at the same safe point."""
+    found: Evidence | None = _optional(Evidence, plain.get("evidence"))
+    listed, table = plain.get("lookups"), plain.get("hash_table")
+    if listed is not None:
+        found = replace(found or Evidence(), lookups=tuple(from_plain(EngineLookup, item) for item in listed))
+    if table is not None:
+        found = replace(found or Evidence(), hash_table=_hash_table(table))
+    return found
+
+
+def _hash_table(plain: Any) -> HashTable:
+    count = int(_part(plain, "count"))
+    columns = {name: _packed(_part(plain, name)) for name in ("key", "group", "page")}
+    if [len(columns[name]) for name in ("key", "group", "page")] != [KEY_BYTES * count, count, 4 * count]:
+        raise ProtocolError("the engine's hash table cannot be read", why="its columns have other lengths")
+    return HashTable(count=count, key=columns["key"], group=columns["group"], page=columns["page"])
+
+
+def _packed(text: Any) -> memoryview:
+    try:
+        return memoryview(base64.b64decode(text, validate=True))
+    except (TypeError, ValueError) as error:
+        raise ProtocolError("a packed column cannot be read", why=str(error)) from error
 
 
 def _counters(plain: Any) -> dict[str, float] | None:

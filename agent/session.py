@@ -53,7 +53,7 @@ class Session:
             self._geometry = replies.geometry(self._client.call("geometry"))
         return self._geometry
 
-    def call(self, op: str, *, deadline_s: float = DEFAULT_DEADLINE_S, **args: Any) -> dict[str, Any]:
+    def call(self, op: str, /, *, deadline_s: float = DEFAULT_DEADLINE_S, **args: Any) -> dict[str, Any]:
         """Run any operation of :data:`agent.wire.OPS`; the result is always an object."""
         result = self._client.call(op, deadline_s=deadline_s, **args)
         return result if isinstance(result, dict) else {"value": result}
@@ -104,28 +104,48 @@ class Session:
         """Apply what is in the ring; return the decisions it held, explained, oldest first.
 
         Raises:
-            TargetError: The engine ended.
+            TargetError: The engine ended; decisions that it left in the ring are returned first.
         """
         if self._follower is None:
             raise UsageError("this session does not follow the engine yet", next_step="call follow first")
-        self._follower.apply()
+        try:
+            self._follower.apply()
+        except TargetError:
+            if left := self._follower.take_decisions():
+                return left
+            raise
         return self._follower.take_decisions()
 
     def snapshot(
-        self, *, tables: bool = True, free_list: bool = False, deadline_s: float = DEFAULT_DEADLINE_S
+        self,
+        *,
+        tables: bool = True,
+        free_list: bool = False,
+        lookups: int = 0,
+        deadline_s: float = DEFAULT_DEADLINE_S,
     ) -> Snapshot:
         """Read everything at one epoch: the page table, and at the same safe point pool, requests and holders.
 
         Args:
             tables: Read the page table of every request.
-            free_list: Walk the engine's free list, too.
+            free_list: Walk the engine's free list and copy its hash table, too.
+            lookups: Have the engine look up so many of its requests at the same safe point, without effect.
             deadline_s: For the read itself; following begins first where it has not.
         """
         begin = time.monotonic_ns()
         if self._follower is None:
             self.follow()
         assert self._follower is not None  # noqa: S101 - for the type checker
-        plain = self._client.call("read", tables=tables, free_list=free_list, deadline_s=deadline_s)
+        # Before the table, so that none is later than the moment that the table shows.
+        listed = {item.id: item for item in self.decisions()}
+        plain = self._client.call(
+            "read",
+            tables=tables,
+            free_list=free_list,
+            hash_table=free_list,
+            deadline_s=deadline_s,
+            **({"lookups": lookups} if lookups else {}),
+        )
         pages, consistency, notes = self._follower.pages_at(plain.get("epoch"), deadline_s=deadline_s)
         if plain.get("free_list_torn"):
             consistency = Consistency.TORN
@@ -137,7 +157,7 @@ class Session:
             consistency=consistency,
             notes=notes,
             duration_ns=time.monotonic_ns() - begin,
-            decisions=self._follower.recent_decisions(),
+            decisions=_merged(listed, self._follower.recent_decisions()),
         )
 
     def close(self) -> None:
@@ -154,6 +174,12 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _merged(listed: dict[int, Decision], explained: Iterable[Decision]) -> tuple[Decision, ...]:
+    """Return the decisions that the probe remembers, explained where this session saw the table at their look-up."""
+    both = listed | {item.id: item for item in explained}
+    return tuple(both[number] for number in sorted(both))
 
 
 def open_target(

@@ -177,6 +177,13 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     _gauge("pages", "Cached pages by group, main state and status.", "group", "state", "status", unit=_PAGE),
     _gauge("stale_pages", "Cached pages that must not be used: older weights, or never computed.", "group", unit=_PAGE),
+    _gauge(
+        "stranded_bytes",
+        "Memory of cached pages that cannot be part of any usable hit now.",
+        "state",
+        "tier",
+        unit="By",
+    ),
     _gauge("pool_pages", "Pages of the pool, the null page included.", unit=_PAGE),
     _gauge("pool_free_pages", "Free pages by the engine's own counter, cached ones among them.", unit=_PAGE),
     _counter("gate_checks", "Runs of a gate by verdict.", "gate", "result", start_at="exporter"),

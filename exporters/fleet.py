@@ -18,7 +18,7 @@ from agent.model.snapshot import EngineInfo
 from .catalogue import CATALOGUE, Reading, Sample
 from .gpu import Devices
 from .labels import clean_label
-from .source import Identity, Live, Rhythm, Sink, Source
+from .source import Analysis, Identity, Live, Rhythm, Sink, Source
 
 FORGET_S: Final = 900.0
 DEVICES_S: Final = 10.0
@@ -34,6 +34,7 @@ class Fleet:
         opener: Connects to one of them.
         version: Version of the exporter.
         sink: Receives the decisions of all engines.
+        analyse: Makes further samples of a page table.
         rhythm: How often things are read.
         note: Receives sentences for the person who started the exporter.
         own_samples: Further samples of the exporter itself.
@@ -47,6 +48,7 @@ class Fleet:
         *,
         version: str,
         sink: Sink | None = None,
+        analyse: Analysis | None = None,
         rhythm: Rhythm | None = None,
         note: Callable[[str], None] = lambda _text: None,
         own_samples: Callable[[], list[Sample]] = list,
@@ -56,6 +58,7 @@ class Fleet:
         self._opener = opener
         self._version = version
         self._sink = sink
+        self._analyse = analyse
         self._rhythm = rhythm
         self._note = note
         self._own_samples = own_samples
@@ -77,7 +80,10 @@ class Fleet:
             self._retire(key, now)
         for key, endpoint in live.items():
             if key not in self._sources:
-                self._sources[key] = self._new_source(key, endpoint)
+                source = self._new_source(key, endpoint)
+                with self._lock:
+                    self._sources[key] = source
+                source.start()
         with self._lock:
             self._gone = {name: item for name, item in self._gone.items() if now - item[0] < FORGET_S}
         if now >= self._devices_at:
@@ -109,15 +115,14 @@ class Fleet:
     # ----------------------------------------------------------------- inside
 
     def _new_source(self, key: _Key, endpoint: Endpoint) -> Source:
-        source = Source(
+        return Source(
             lambda: self._opener(endpoint),
             lambda info, geometry: self._identify(key, info, geometry),
             sink=self._sink,
+            analyse=self._analyse,
             rhythm=self._rhythm,
             note=self._note,
         )
-        source.start()
-        return source
 
     def _retire(self, key: _Key, now: float) -> None:
         with self._lock:

@@ -93,12 +93,7 @@ def receiver_of(url: str | None) -> Receiver | None:
 
 def resource_of(identity: Identity, version: str) -> Resource:
     """Describe one engine; ``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES`` win."""
-    return _resource(
-        identity.engine,
-        identity.model,
-        version,
-        (("kvctl.engine.kind", identity.info.engine), ("kvctl.engine.version", identity.info.version)),
-    )
+    return _resource(identity.engine, identity.model, version, identity.attributes)
 
 
 def _resource(engine: str, model: str, version: str, more: tuple[tuple[str, str], ...]) -> Resource:

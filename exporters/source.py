@@ -18,6 +18,7 @@ from agent.model.snapshot import EngineInfo, Level, Snapshot
 
 from .accounting import Accountant
 from .catalogue import CATALOGUE, Reading, Sample
+from .labels import clean_label
 from .readings import GateTotals, Pauses, of_counters, of_snapshot
 
 POLL_S: Final = 0.25
@@ -77,6 +78,14 @@ class Identity:
     info: EngineInfo
     geometry: Geometry
 
+    @property
+    def attributes(self) -> tuple[tuple[str, str], ...]:
+        """Further attributes of its resource in OpenTelemetry."""
+        return (
+            ("kvctl.engine.kind", clean_label(self.info.engine)),
+            ("kvctl.engine.version", clean_label(self.info.version)),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rhythm:
@@ -93,6 +102,34 @@ Sink = Callable[[Identity, tuple[Decision, ...]], None]
 """Takes decisions on; must not block."""
 
 
+Analysis = Callable[[Snapshot], list[Sample]]
+"""Makes samples of a page table."""
+
+
+class Judgement:
+    """What the gates and further analysis say of the latest table that they were shown.
+
+    Args:
+        analyse: Makes further samples.
+    """
+
+    def __init__(self, analyse: Analysis | None) -> None:
+        self._gates = GateTotals()
+        self._analyse = analyse
+        self._more: list[Sample] = []
+
+    def judge(self, snapshot: Snapshot, previous: Snapshot | None) -> None:
+        """Run the gates, and analyse."""
+        from agent.gates.runner import run  # noqa: PLC0415 - an exporter without gates does without them
+
+        self._gates.add(run(snapshot, previous=previous))
+        self._more = self._analyse(snapshot) if self._analyse is not None else []
+
+    def samples(self) -> list[Sample]:
+        """Return the samples; none before the first run."""
+        return [*self._gates.samples(), *self._more]
+
+
 class Source:
     """Read one engine on a thread of its own.
 
@@ -100,6 +137,7 @@ class Source:
         opener: Opens a session with this engine, and only this one.
         name: Gives an engine its label and the time of its start.
         sink: Receives the decisions.
+        analyse: Makes further samples of a page table, as often as the gates run.
         rhythm: How often.
         note: Receives a sentence when the engine is lost or found again.
     """
@@ -110,16 +148,17 @@ class Source:
         name: Callable[[EngineInfo, Geometry], Identity],
         *,
         sink: Sink | None = None,
+        analyse: Analysis | None = None,
         rhythm: Rhythm | None = None,
         note: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self._opener = opener
         self._name = name
         self._sink = sink
+        self._judgement = Judgement(analyse)
         self._rhythm = rhythm or Rhythm()
         self._note = note
         self._stop = threading.Event()
-        self._gates = GateTotals()
         self._pauses = Pauses()
         self._began_ns = time.time_ns()
         self._holder = secrets.token_hex(8)
@@ -183,7 +222,13 @@ class Source:
         self.identity = identity = self._name(session.info, session.geometry)
         accountant = Accountant(session, session.geometry, holder=self._holder)
         visit = _Visit(
-            session, identity, self._rhythm, accountant, gates=self._gates, pauses=self._pauses, note=self._note
+            session,
+            identity,
+            self._rhythm,
+            accountant,
+            judgement=self._judgement,
+            pauses=self._pauses,
+            note=self._note,
         )
         visit.begin()
         if self._lost:
@@ -203,7 +248,6 @@ class Source:
         identity = self.identity
         if identity is None:
             return
-        info = identity.info
         self._reading = Reading(
             engine=identity.engine,
             model=identity.model,
@@ -211,7 +255,7 @@ class Source:
             exporter_start_ns=self._began_ns,
             taken_ns=time.time_ns(),
             samples=tuple(samples) or (Sample(metric=CATALOGUE["up"], value=0),),
-            attributes=(("kvctl.engine.kind", info.engine), ("kvctl.engine.version", info.version)),
+            attributes=identity.attributes,
         )
 
 
@@ -225,14 +269,14 @@ class _Visit:
         rhythm: Rhythm,
         accountant: Accountant,
         *,
-        gates: GateTotals,
+        judgement: "Judgement",
         pauses: Pauses,
         note: Callable[[str], None],
     ) -> None:
         self._session = session
         self._identity = identity
         self._rhythm = rhythm
-        self._gates = gates
+        self._judgement = judgement
         self._pauses = pauses
         self._note = note
         self._accountant = accountant
@@ -279,7 +323,7 @@ class _Visit:
         if self._due(self._pages_at, self._rhythm.pages_s, now):
             self._pages_at = now + (self._rhythm.pages_s or 0.0)
             self._read_table(now)
-        return [*self._of_probe(), *self._table, *self._age(), *self._gates.samples(), *self._pauses.samples()]
+        return [*self._of_probe(), *self._table, *self._age(), *self._judgement.samples(), *self._pauses.samples()]
 
     def _due(self, at: float, every_s: float | None, now: float) -> bool:
         return self._following and every_s is not None and now >= at
@@ -315,9 +359,7 @@ class _Visit:
             self._pauses.add(snapshot.capture.pause_ns / 1e9)
         if self._due(self._gates_at, self._rhythm.gates_s, now):
             self._gates_at = now + (self._rhythm.gates_s or 0.0)
-            from agent.gates.runner import run  # noqa: PLC0415 - an exporter without gates does without them
-
-            self._gates.add(run(snapshot, previous=previous))
+            self._judgement.judge(snapshot, previous)
 
     def _age(self) -> list[Sample]:
         if self._snapshot is None:

@@ -81,9 +81,9 @@ def _paint(text: str, tone: Tone, style: Style) -> str:
 
 def _table(table: Table, style: Style) -> Iterator[str]:
     if table.title and style.headers:
-        yield _paint(clean(table.title), Tone.STRONG, style)
+        yield from _wrapped(Cell(table.title, Tone.STRONG), style.width, style)
     if not table.rows:
-        yield table.empty
+        yield from _wrapped(table.empty, style.width, style)
         return
     shown = [at for at, column in enumerate(table.columns) if style.wide or not column.wide]
     columns = [table.columns[at] for at in shown]
@@ -166,20 +166,27 @@ def _widths(columns: Sequence[Column], cells: Sequence[Sequence[str]], style: St
         min(MAX_CELL, max([width_of(row[at]) for row in cells] + ([len(column.header)] if style.headers else [])))
         for at, column in enumerate(columns)
     ]
-    if style.width is None or style.wide:
+    if style.width is None:
         return widths
     excess = sum(widths) + len(_GAP) * (len(widths) - 1) - style.width
-    elastic = [at for at, column in enumerate(columns) if column.elastic]
+    excess = _shrink(widths, [at for at, column in enumerate(columns) if column.elastic], excess)
+    # Only hostile or very long names get here: numbers are never cut, words may be.
+    _shrink(widths, [at for at, column in enumerate(columns) if column.kind is Kind.TEXT], excess)
+    return widths
+
+
+def _shrink(widths: list[int], elastic: Sequence[int], excess: int) -> int:
+    """Take ``excess`` cells away from elastic columns, the widest first; return what could not be taken."""
     while excess > 0:
-        widest = max(elastic, key=lambda at: widths[at], default=None)
+        # Of equally wide ones the last gives way first: names stand in front.
+        widest = max(reversed(elastic), key=lambda at: widths[at], default=None)
         if widest is None or widths[widest] <= _MIN_ELASTIC:
             break
-        others = [widths[at] for at in elastic if at != widest and widths[at] < widths[widest]]
-        step = min(excess, widths[widest] - max([_MIN_ELASTIC, *others]))
-        step = max(1, step)
+        lower = [widths[at] for at in elastic if widths[at] < widths[widest]]
+        step = max(1, min(excess, widths[widest] - max([_MIN_ELASTIC, *lower])))
         widths[widest] -= step
         excess -= step
-    return widths
+    return excess
 
 
 def _facts(block: Facts, style: Style) -> Iterator[str]:
@@ -196,7 +203,7 @@ def _facts(block: Facts, style: Style) -> Iterator[str]:
 
 def _prose(block: Prose, style: Style) -> Iterator[str]:
     if block.title and style.headers:
-        yield _paint(clean(block.title), Tone.STRONG, style)
+        yield from _wrapped(Cell(block.title, Tone.STRONG), style.width, style)
     for line in block.lines:
         yield from _wrapped(line, style.width, style)
 

@@ -6,6 +6,7 @@ and no more. To add a command, add a file with a first docstring line that says 
 """
 
 import importlib
+import os
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -106,6 +107,11 @@ def load(name: str) -> Any:
 
 def build() -> Any:
     """Return the root command."""
+    if "_KVCTL_COMPLETE" in os.environ:
+        from typer.completion import get_completion_inspect_parameters  # noqa: PLC0415 - only a shell that asks
+
+        # Typer registers its shells as a side effect of describing the options that we do not have.
+        get_completion_inspect_parameters()
     app = new_app()
     app.info.cls = LazyGroup
     app.callback(cls=LazyGroup, help=SUMMARY, epilog=EPILOG, invoke_without_command=False)(_root)

@@ -21,6 +21,7 @@ from agent import paths
 from agent.discovery import Endpoint, EndpointState, discover, remove_leftover
 from agent.errors import KvctlError
 from inspector.format import plural
+from inspector.views.common import ESSENTIAL
 
 from . import __version__
 
@@ -293,9 +294,10 @@ def _engine(name: str, snapshot: "Snapshot") -> Iterator[Check]:
     engine = snapshot.engine
     agent = engine.agent_version
     detail = f"{engine.engine} {engine.version}, {engine.model}, agent {agent or 'unknown'}"
-    off = [item for item in snapshot.capabilities if not item.on and item.name != "changes"]
+    off = [item for item in snapshot.capabilities if not item.on]
     for item in off:
-        yield Check(name=name, health=Health.PROBLEM, detail=f"{item.name} is off: {item.reason or 'no reason given'}")
+        health = Health.PROBLEM if item.name in ESSENTIAL else Health.NOTE
+        yield Check(name=name, health=health, detail=f"{item.name} is off: {item.reason or 'no reason given'}")
     if agent and agent != __version__:
         yield Check(
             name=name,
@@ -310,8 +312,7 @@ def _engine(name: str, snapshot: "Snapshot") -> Iterator[Check]:
             detail="runs without prefix caching: every look-up is cold",
             next_step="start it with --enable-prefix-caching",
         )
-    if not off:
-        yield Check(name=name, health=Health.OK, detail=detail)
+    yield Check(name=name, health=Health.OK, detail=detail)
     yield _trace_headers(name, snapshot)
 
 

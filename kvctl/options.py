@@ -79,7 +79,9 @@ _ANNOTATIONS: dict[Part, dict[str, Any]] = {
         ],
     },
     Part.REVEAL: {
-        "reveal": Annotated[bool | None, typer.Option("--reveal", help="Show raw hashes and request ids.")],
+        "reveal": Annotated[
+            bool | None, typer.Option("--reveal", help="Show whole hashes; keep raw ids in saved files.")
+        ],
     },
     Part.TIMEOUT: {
         "timeout": Annotated[

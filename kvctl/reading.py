@@ -52,7 +52,7 @@ def read(source: Source, need: Need, options: Options) -> "Snapshot":
 
 def _joined(source: Source, need: Need, options: Options) -> Need:
     """Join the feed of a live engine that is watched: only then do its decisions come explained."""
-    if not source.live or need is not Need.OVERVIEW:
+    if not source.live or need > Need.QUICK:
         return need
     try:
         read(source, Need.CONTENT, options)

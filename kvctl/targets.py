@@ -7,16 +7,17 @@ Invariant: views never know which of the two it is. Nothing of the live side is 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from agent.errors import UsageError
+from agent.errors import DeadlineError, UnsupportedError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from agent.errors import KvctlError
     from agent.model.decision import Decision
     from agent.model.groups import Geometry
     from agent.model.snapshot import Snapshot
@@ -38,10 +39,18 @@ class Need(IntEnum):
 
     OVERVIEW = 0
     """Counters, groups, requests, decisions: no page table, answers at once."""
-    CONTENT = 1
+    QUICK = 1
+    """The page table and the tables of requests if they come within :data:`QUICK_S`; else the overview, with a note."""
+    CONTENT = 2
     """The page table: keys, positions, stamps."""
-    REFERENCES = 2
+    REFERENCES = 3
     """Reference counts and free list on top."""
+    EVIDENCE = 4
+    """What the gates ask for on top: look-ups of the engine, the workers' tensors, the devices' health."""
+
+
+QUICK_S = 2.0
+"""How long a command waits for a page table that it can do without."""
 
 
 class Source(Protocol):
@@ -99,9 +108,25 @@ class LiveSource:
         """Join the feed as far as needed, then freeze the table at one epoch."""
         if need is Need.OVERVIEW:
             return self._session.overview()
-        self._join(need, progress)
+        if need is Need.QUICK:
+            try:
+                self._join(Need.CONTENT, progress, min(QUICK_S, self._timeout_s))
+            except (UnsupportedError, DeadlineError) as error:
+                return self._without_table(error)
+        else:
+            self._join(need, progress, self._timeout_s)
         self._session.poll()
-        return self._session.snapshot(tables=need is Need.REFERENCES, free_list=need is Need.REFERENCES)
+        if need is Need.EVIDENCE:
+            from agent.collect import MAX_LOOKUPS, collect  # noqa: PLC0415 - see the invariant
+
+            return collect(self._session, self._session.snapshot(tables=True, free_list=True, lookups=MAX_LOOKUPS))
+        return self._session.snapshot(tables=need is not Need.CONTENT, free_list=need is Need.REFERENCES)
+
+    def _without_table(self, error: "KvctlError") -> "Snapshot":
+        """Return the overview with the reason why there is no page table."""
+        snapshot = self._session.overview()
+        note = f"the page table was not read: {error.why or error.what}"
+        return replace(snapshot, capture=replace(snapshot.capture, notes=(*snapshot.capture.notes, note)))
 
     @property
     def geometry(self) -> "Geometry":
@@ -114,15 +139,15 @@ class LiveSource:
 
     def follow(self, progress: "Callable[[float], None]") -> None:
         """Join the feed so that decisions come explained."""
-        self._join(Need.CONTENT, progress)
+        self._join(Need.CONTENT, progress, self._timeout_s)
 
-    def _join(self, need: Need, progress: "Callable[[float], None]") -> None:
+    def _join(self, need: Need, progress: "Callable[[float], None]", deadline_s: float) -> None:
         from agent.model.snapshot import Level  # noqa: PLC0415 - see the invariant
 
         if self._level >= need:
             return
-        level = Level.REFERENCES if need is Need.REFERENCES else Level.CONTENT
-        self._session.follow(level, progress=progress, deadline_s=self._timeout_s)
+        level = Level.REFERENCES if need >= Need.REFERENCES else Level.CONTENT
+        self._session.follow(level, progress=progress, deadline_s=deadline_s)
         self._level = need
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.errors import DeadlineError, KvctlError, UnsupportedError
+from agent.model.snapshot import Level
 from inspector.store import save
 from tests.support.cli import FakeSession, Ran, Runner, check_schema
 from tests.support.snapshots import deepseek, gemma
@@ -158,3 +160,39 @@ def test_where(run: Runner, tmp_path: Path, where: str, ids: list[int]) -> None:
     save(gemma(), path, reveal=True)
     ran = run("decisions", "--snapshot", path, "--where", where, "-o", "name")
     assert [int(line) for line in ran.out.split()] == ids
+
+
+@pytest.mark.parametrize("view", ["groups", "states", "requests"])
+@pytest.mark.parametrize("error", [UnsupportedError, DeadlineError])
+def test_views_that_can_do_without_a_table(
+    run: Runner, view: str, error: type[KvctlError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the page table cannot be had, or not quickly, these views show the rest and say why."""
+    session = FakeSession(gemma(), follow_error=error("no table", why="the feed is off"))
+    monkeypatch.setattr("agent.session.open_target", lambda **_: session)
+    ran = run("inspect", view)
+    assert ran.code == 0
+    assert "unknown" in ran.out
+    assert "the page table was not read: the feed is off" in ran.err
+    check_schema(run("inspect", view, "-o", "json").json)
+
+
+def test_a_view_of_the_table_fails_without_it(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefixes without a page table are an error with its own exit code, not an empty list."""
+    session = FakeSession(gemma(), follow_error=UnsupportedError("no table", why="the feed is off"))
+    monkeypatch.setattr("agent.session.open_target", lambda **_: session)
+    ran = run("inspect", "prefixes")
+    assert ran.code == 4
+    assert "the feed is off" in ran.err
+
+
+def test_watch_joins_so_that_decisions_are_explained(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Watching the overview follows the feed; where there is none it says so once and goes on."""
+    session = FakeSession(gemma())
+    monkeypatch.setattr("agent.session.open_target", lambda **_: session)
+    assert run("inspect", "-w", "-i", "0.01", "-n", "2").code == 0
+    assert session.followed == [Level.CONTENT]
+    session = FakeSession(gemma(), follow_error=UnsupportedError("no table", why="the feed is off"))
+    ran = run("inspect", "-w", "-i", "0.01", "-n", "2")
+    assert ran.code == 0
+    assert ran.err.count("decisions come unexplained: the feed is off") == 1

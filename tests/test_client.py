@@ -338,3 +338,29 @@ def test_a_client_killed_in_the_middle(engine: TinyEngine, runtime: Path) -> Non
     probe = engine.probe
     wait_for(lambda: probe.readers() == 0, "the killed readers to be forgotten")
     assert probe.guard.errors == 0
+
+
+def test_a_forked_child_has_no_probe(engine: TinyEngine, runtime: Path) -> None:
+    """In a child that the engine's process forks the probe is off, and the parent's socket lives on."""
+    probe = engine.probe
+    assert probe is not None
+    child = os.fork()
+    if child == 0:
+        fine = not probe.guard.on and probe.server is None and probe.guard.call(lambda: 1) is None
+        os._exit(0 if fine else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    with Client(endpoint(runtime)) as client:
+        assert client.call("ping")["guard"]["on"]
+
+
+def test_jobs_of_an_engine_that_stands_still_do_not_pile_up(engine: TinyEngine, runtime: Path) -> None:
+    """Questions to an engine that passes no safe point are given up in time, and a kill file still works."""
+    assert engine.probe is not None
+    safe_point = engine.probe.safe_point
+    go_on = engine.block()
+    for _ in range(3):
+        with Client(endpoint(runtime)) as client, pytest.raises(DeadlineError):
+            client.call("overview", deadline_s=0.05)
+    wait_for(lambda: not safe_point.waiting, "the questions to be given up")
+    go_on()

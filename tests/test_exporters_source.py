@@ -13,7 +13,7 @@ from agent.errors import TargetError
 from agent.model.decision import Decision
 from agent.model.finding import Finding, GateName, GateResult, Severity, Verdict
 from agent.model.states import PageId
-from exporters.catalogue import Distribution, Reading
+from exporters.catalogue import CATALOGUE, Distribution, Reading, Sample
 from exporters.choice import choose
 from exporters.fleet import Fleet, started_ns
 from exporters.gpu import Devices
@@ -43,7 +43,7 @@ def fleet_of(*engines: RecordedEngine, **more: Any) -> Iterator[Fleet]:
         return next(one for one in listed if one.endpoint.path == endpoint.path).open()
 
     discover = more.pop("discover", lambda: [one.endpoint for one in listed])
-    fleet = Fleet(discover, opener, version="1.2", devices=NoDevices(), rhythm=FAST, **more)
+    fleet = Fleet(discover, opener, version="1.2", devices=NoDevices(), rhythm=more.pop("rhythm", FAST), **more)
     try:
         fleet.tick()
         yield fleet
@@ -183,6 +183,22 @@ def test_decisions_reach_the_sink_once() -> None:
         engine.decide()
         wait_for(lambda: len(taken) >= len(engine.log), "the later decisions")
     assert [one.id for one in taken] == [one.id for one in engine.log]
+
+
+def test_gates_and_further_analysis_run_on_the_table() -> None:
+    """The gates run on the table that was read, and what else is made of it is shown beside them."""
+    engine = RecordedEngine()
+    more = Sample(metric=CATALOGUE["stranded_bytes"], labels=("swa", "pool"), value=7)
+    fast = replace(FAST, gates_s=0.05)
+    with fleet_of(engine, analyse=lambda _snapshot: [more], rhythm=fast) as fleet:
+        wait_for(lambda: value(fleet, "stranded_bytes", "swa", "pool") == 7, "the analysis")
+        assert value(fleet, "gate_checks", "intersection", "pass") or value(
+            fleet, "gate_checks", "intersection", "fail"
+        )
+        assert (value(fleet, "snapshot_age_seconds") or 0) > 0
+        pauses = values(fleet.readings())["capture_pause_seconds", "gemma", "google/gemma-3-4b-it"]
+        assert isinstance(pauses, Distribution)
+        assert pauses.count > 0
 
 
 def test_pages_are_counted_by_group_and_status() -> None:

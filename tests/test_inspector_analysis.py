@@ -162,13 +162,14 @@ def test_stale_pages_are_shown_as_stale(how: str) -> None:
     snapshot = gemma()
     assert snapshot.pages is not None
     stamp = (10 << 20) | 2
+    table = snapshot.pages
     if how == "weights":
         evidence = Evidence(weights=Weights(changes=(11 << 20,)))
         snapshot = replace(snapshot, evidence=evidence)
     elif how == "never_computed":
-        snapshot = replace(snapshot, pages=replace(snapshot.pages, never_computed=frozenset({stamp})))
+        snapshot = replace(snapshot, pages=replace(table, never_computed=frozenset({stamp})))
     else:
-        snapshot = replace(snapshot, pages=replace(snapshot.pages, tainted=frozenset(map(PageId, range(1, 129)))))
+        snapshot = replace(snapshot, pages=replace(table, tainted=frozenset(map(PageId, range(1, 129)))))
     row = Prefixes(snapshot).rows()[0]
     assert row.states[State.COMPRESSED] is Status.STALE
     assert row.usable == 0

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ..model.evidence import Evidence
 from ..model.groups import Geometry
 from ..model.snapshot import Capability, EngineInfo, PoolInfo, Tier
 
@@ -123,6 +124,10 @@ class Adapter(Protocol):
         """Describe other tiers of the cache."""
         ...
 
+    def evidence(self) -> Evidence:
+        """Return what the adapter knows beyond the tables (capability ``evidence``)."""
+        ...
+
     def chain(self, request: str) -> list[bytes]:
         """Return the full chained hashes of a request, one a hash unit."""
         ...
@@ -157,4 +162,15 @@ class Adapter(Protocol):
 
     def worker_call(self, method: str) -> list[Any]:
         """Run a method that the plugin registered on the workers, bounded inside them; one answer a worker."""
+        ...
+
+
+class TableAdapter(Protocol):
+    """An adapter with the capability ``hash_table``."""
+
+    def hash_table(self) -> list[tuple[bytes, Any]]:
+        """Copy the engine's hash table: key with its group in the last byte, page objects.
+
+        The second part is one page object, or a list of them where several pages share the key.
+        """
         ...

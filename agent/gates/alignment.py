@@ -36,7 +36,7 @@ def check(view: View, report: GateReport) -> None:
 def _rules(report: GateReport, tensors: list[WorkerTensor]) -> None:
     """KV401, KV402, KV403, KV406: a number of bytes must be a multiple of another."""
     rules: tuple[tuple[str, Reader, Reader], ...] = (
-        ("KV401", lambda tensor: tensor.required_alignment, lambda tensor: tensor.address),
+        ("KV401", lambda tensor: tensor.address_alignment, lambda tensor: tensor.address),
         ("KV402", lambda tensor: tensor.required_alignment, lambda tensor: tensor.block_stride),
         ("KV403", lambda tensor: tensor.page_unit, lambda tensor: tensor.page_bytes),
         ("KV406", lambda tensor: tensor.row_alignment, lambda tensor: tensor.row_bytes),

@@ -96,15 +96,24 @@ def _tensors(view: View, report: GateReport, evidence: Evidence) -> None:
 
 
 def _difference(tensor: WorkerTensor) -> tuple[str, str, str] | None:
-    pairs = (
-        ("dtype", tensor.dtype, tensor.spec_dtype),
-        ("shape", tensor.shape, tensor.spec_shape),
-        ("strides", tensor.strides, tensor.spec_strides),
-    )
-    for what, now, spec in pairs:
-        if spec is not None and now != spec:
-            return what, str(now), str(spec)
+    """What differs: name, value, and what the spec says. Axes of extent 1 do not count: backends drop them."""
+    if tensor.spec_dtype is not None and tensor.dtype != tensor.spec_dtype:
+        return "dtype", tensor.dtype, tensor.spec_dtype
+    if tensor.spec_shape is not None:
+        shape, planned = _long(tensor.shape, tensor.shape), _long(tensor.spec_shape, tensor.spec_shape)
+        if shape != planned:
+            return "shape", str(tensor.shape), str(tensor.spec_shape)
+    if tensor.spec_strides is not None:
+        strides = _long(tensor.strides, tensor.shape)
+        planned = _long(tensor.spec_strides, tensor.spec_shape or tensor.shape)
+        if strides != planned:
+            return "strides", str(tensor.strides), str(tensor.spec_strides)
     return None
+
+
+def _long(values: tuple[int, ...], extents: tuple[int, ...]) -> tuple[int, ...]:
+    """Keep the values of axes longer than 1."""
+    return tuple(value for value, extent in zip(values, extents, strict=False) if extent != 1)
 
 
 def _against_spec(report: GateReport, tensors: list[WorkerTensor]) -> None:

@@ -71,6 +71,10 @@ def _compare(view: View, report: GateReport, evidence: Evidence) -> None:
     lookups, reason = _comparable_lookups(view, evidence)
     presence = KeyPresence(view, (key for lookup in lookups for key in lookup.chain))
     pairs = [*_from_lookups(geometry, lookups, presence), *_from_decisions(geometry, view.snapshot.decisions)]
+    if not pairs and evidence.lookups == () and view.snapshot.pages is not None:
+        for code in _COMPARED:
+            report.looked(code, 0, empty="the engine knows no request that it could look up")
+        return
     if not pairs:
         report.cannot(_COMPARED, reason)
         return

@@ -39,8 +39,8 @@ def _tensors(editor: Editor) -> list[WorkerTensor]:
             rank=0, layer=name, group=group, dtype="uint8", shape=(pages, page), strides=(page, 1),
             address=576 * _BASE + at * pages * page, page_bytes=page, block_stride=page, pages=pages,
             allocation=(576 * _BASE, len(names) * pages * page), spec_dtype="uint8", spec_shape=(pages, page),
-            spec_strides=(page, 1), required_alignment=576, page_unit=576, row_bytes=576, row_alignment=16,
-            layout="blocks outermost",
+            spec_strides=(page, 1), address_alignment=64, required_alignment=576, page_unit=576, row_bytes=576,
+            row_alignment=16, layout="blocks outermost",
         )
         for at, (group, name) in enumerate(names)
     ]  # fmt: skip

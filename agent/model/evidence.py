@@ -81,8 +81,10 @@ class WorkerTensor:
     spec_shape: tuple[int, ...] | None = None
     spec_strides: tuple[int, ...] | None = None
     """What the group's spec says, from the worker's copy; None where it was not derived."""
+    address_alignment: int | None = None
+    """Bytes that the address must be a multiple of; None: not known, or no such rule."""
     required_alignment: int | None = None
-    """Bytes that address and block stride must be multiples of (576, 512, 16 ...)."""
+    """Bytes that the block stride must be a multiple of (576, 512, 16 ...)."""
     page_unit: int | None = None
     """Bytes that a page must be padded to; None: the kernel has no such unit."""
     row_bytes: int | None = None

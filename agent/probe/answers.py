@@ -13,6 +13,10 @@ from typing import TYPE_CHECKING, Any
 from ..codec import to_plain
 from ..errors import UsageError
 from ..model.snapshot import Level
+from ..model.states import KEY_BYTES
+
+PACKED = frozenset({"requests", "free_list", "hash_table"})
+"""Parts that travel packed."""
 
 if TYPE_CHECKING:
     from ..engines.base import RequestRow
@@ -133,16 +137,28 @@ def request_plain(row: "RequestRow", page_ids: Callable[[Any], list[int]]) -> di
     }
 
 
+def table_plain(table: list[tuple[bytes, Any]], page_ids: Callable[[Any], list[int]]) -> dict[str, Any]:
+    """Return a copy of the engine's hash table as packed columns, one row for each pair of key and page."""
+    rows = [(key, page) for key, held in table for page in (held if isinstance(held, list) else (held,))]
+    return {
+        "count": len(rows),
+        "key": base64.b64encode(b"".join([key[:KEY_BYTES] for key, _ in rows])).decode("ascii"),
+        "group": base64.b64encode(bytes([key[-1] for key, _ in rows])).decode("ascii"),
+        "page": pack(page_ids([page for _, page in rows])),
+    }
+
+
 def copy_plain(probe: "Probe", value: dict[str, Any]) -> dict[str, Any]:
     """Return what a safe point copied as JSON values, with everything that is known without it."""
-    rows, free = value.get("requests"), value.get("free_list")
+    rows, free, table = value.get("requests"), value.get("free_list"), value.get("hash_table")
     ids = probe.adapter.page_ids
     return {
-        **{name: to_plain(item) for name, item in value.items() if name not in {"requests", "free_list"}},
+        **{name: to_plain(item) for name, item in value.items() if name not in PACKED},
         "requests": None if rows is None else [request_plain(row, ids) for row in rows],
         "free_list": None if free is None else pack(free),
+        "hash_table": None if table is None else table_plain(table, ids),
         "engine": to_plain(probe.info),
-        "geometry": to_plain(probe.geometry),
+        "geometry": probe.geometry_plain,
         "capabilities": to_plain(probe.standing.list()),
         "counters": probe.read_counters(),
         "guard": probe.guard.state(),

@@ -1,7 +1,7 @@
 """Columns of the feed's records.
 
-Invariant: pages are read as they are now, so a page that was seen twice gives two equal rows. Order and widths are those
-of :func:`agent.feedformat.layout`. Used by the feed on the engine's thread.
+Invariant: pages are read as they are now, so a page that was seen twice gives two equal rows. Order and widths are
+those of :func:`agent.feedformat.layout`. Used by the feed on the engine's thread.
 """
 
 from array import array
@@ -22,9 +22,9 @@ def delta_columns(port: PoolPort, pending: Pending, fresh: Fresh) -> tuple[Count
     null = port.null_page
     cleared = array("I", port.ids(pending.cleared))
     parts: list[Part] = [
-        array("Q", [run.stamp for run in fresh.runs]),
-        b"".join([run.parent for run in fresh.runs]),
-        array("I", [run.length for run in fresh.runs]),
+        array("Q", [stamp for stamp, _, _ in fresh.runs]),
+        b"".join([parent for _, parent, _ in fresh.runs]),
+        array("I", [length for _, _, length in fresh.runs]),
         cleared,
     ]
     references = 0
@@ -92,6 +92,6 @@ def fence_columns(fence: Fence, counts: Counts, *, full: bool) -> tuple[Counts, 
 
 
 def _extra(port: PoolPort, ids: Iterable[int] | range, parts: list[Part]) -> int:
-    found = port.extra(ids)
+    found = port.extra(ids)  # noqa: S610 - no database here
     parts += [EXTRA_HEAD.pack(page, 0) + key for page, key in found]
     return len(found)

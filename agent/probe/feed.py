@@ -172,7 +172,7 @@ class Feed:
         if not (pending or fresh.pages):
             return self.epoch
         self.epoch += 1
-        if self.stamps.lost or pending.overflow or self._too_large():
+        if self.stamps.lost or pending.overflow or self._too_large(ring):
             self._resync()
             return self.epoch
         counts, parts = delta_columns(self._port, pending, fresh)
@@ -186,10 +186,9 @@ class Feed:
         fresh.clear()
         return self.epoch
 
-    def _too_large(self) -> bool:
-        assert self._ring is not None
+    def _too_large(self, ring: Ring) -> bool:
         size = self._pending.bytes() + len(self._fresh.pages) * (8 + self._port.key_bytes) + 20 * len(self._fresh.runs)
-        return size > self._ring.capacity // wire.RESYNC_FRACTION
+        return size > ring.capacity // wire.RESYNC_FRACTION
 
     def _resync(self) -> None:
         self._pending.clear()
@@ -207,29 +206,30 @@ class Feed:
     def shadow(self) -> None:
         """Once a step, when the batch has been dispatched: fold stamps, cut, send a chunk within the budget."""
         self.stamps.fold()
-        if self._ring is None:
+        ring = self._ring
+        if ring is None:
             return
         begin = self._scan.clock()
         self.cut()
-        self._chunk(self._scan.pages_in_step(begin))
+        self._chunk(ring, self._scan.pages_in_step(begin))
         if self._parents_of:
             self._send_parents()
 
     def idle(self) -> bool:
         """At a safe point of an idle engine: cut, and a larger chunk; True while more work waits."""
         self.stamps.fold()
-        if self._ring is None:
+        ring = self._ring
+        if ring is None:
             return False
         self.cut()
-        self._chunk(self._scan.pages_idle())
+        self._chunk(ring, self._scan.pages_idle())
         while self._parents_of:
             self._send_parents()
         return self._scan.left > 0
 
-    def _chunk(self, pages: int) -> None:
-        assert self._ring is not None
+    def _chunk(self, ring: Ring, pages: int) -> None:
         row = 8 + 4 + self._port.key_bytes + 5
-        start, stop = self._scan.next(min(pages, self._ring.capacity // wire.RESYNC_FRACTION // row))
+        start, stop = self._scan.next(min(pages, ring.capacity // wire.RESYNC_FRACTION // row))
         if start == stop:
             return
         references = self._pending.references
@@ -244,17 +244,16 @@ class Feed:
             self._put(Kind.PARENTS, counts, parts)
 
     def _put(self, kind: Kind, counts: Counts, parts: list[Part], *, base: int = 0, flags: int = 0) -> None:
-        assert self._ring is not None
-        fence = self.fence
+        ring, fence = self._ring, self.fence
+        if ring is None:
+            return
         full = self._fence_full or fence.shrunk
         if full or fence.new_never or fence.new_tainted:
             counts, head = fence_columns(fence, counts, full=full)
             parts = head + parts
             flags |= Flag.FENCE_FULL if full else 0
             self._fence_full = False
-        self._ring.put(
-            kind, counts, parts, epoch=self.epoch, committed=self.stamps.committed, base=base, flags=int(flags)
-        )
+        ring.put(kind, counts, parts, epoch=self.epoch, committed=self.stamps.committed, base=base, flags=int(flags))
 
     # ------------------------------------------------------------------ fence
 

@@ -4,8 +4,8 @@ Invariant: uses only which requests a schedule call really scheduled. A page tha
 did not schedule its request is never computed; pages of a request that reused such a page are tainted, and so on.
 Costs a set difference a step while there is nothing of that kind. Called by the feed on the engine's thread.
 
-Why it is needed: the engine registers keys when it allocates. Under priority scheduling it can preempt a request that it
-has already scheduled in the same call; the keys stay (upstream issue 57580).
+Why it is needed: the engine registers keys when it allocates. Under priority scheduling it can preempt a request that
+it has already scheduled in the same call; the keys stay (upstream issue 57580).
 """
 
 from collections.abc import Collection, Sequence
@@ -117,7 +117,7 @@ class Fence:
             self._forget()
 
     def _has_key(self, page: int) -> bool:
-        """Return whether a page has a key; one that was evicted and handed out again has none and still its old stamp."""
+        """Return whether a page has a key; one that was handed out again has none and still its old stamp."""
         return self._port.tokens(self._port.take(page, page + 1))[0] > 0
 
     def _taint(self, first: int, entries: Sequence[Registration]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import paths
+from ..codec import to_plain
 from ..errors import KvctlError, UnsupportedError
 from ..model.groups import Geometry
 from ..model.snapshot import EngineInfo, Level
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from ..engines.base import Adapter
 
 DEFAULT_RING_MB = 16
+KILL_S = 10.0
+"""How long the kill file waits for a safe point before the hooks are taken out from beside the engine's thread."""
 
 
 class Probe:
@@ -69,6 +72,8 @@ class Probe:
         self.changes = Changes(self)
         self.info = EngineInfo(pid=os.getpid(), start_ticks=0, engine=adapter.engine, version="", model="")
         self.geometry = Geometry(groups=(), hash_unit=1, alignment=1, caching=False)
+        self.geometry_plain: Any = None
+        """The geometry as JSON values: it never changes and is part of many answers."""
         self.pages = 0
         self.feed: Any = None
         self._port: Any = None
@@ -77,7 +82,7 @@ class Probe:
         self._environ = env
         self._outputs: dict[int, int] = {}
         self._dispatched = True
-        self._stop_reason: str | None = None
+        self._kill_at: float | None = None
 
     # -------------------------------------------------------------- start, stop
 
@@ -103,6 +108,7 @@ class Probe:
         geometry = self._try("geometry", adapter.geometry)
         if geometry is not None:
             self.geometry = geometry
+        self.geometry_plain = to_plain(self.geometry)
         self.standing.found = adapter.capabilities()
         pool = self._try("pool", adapter.pool)
         self.pages = pool.pages if pool is not None else 0
@@ -174,13 +180,21 @@ class Probe:
         return attempt.value
 
     def _tick(self, kill_file: Path) -> None:
-        if self.guard.on and kill_file.exists():
-            self.stop_soon(f"{kill_file} exists")
+        self.safe_point.expire()
+        if not self.guard.on or not kill_file.exists():
+            return
+        reason, now = f"{kill_file} exists", time.monotonic()
+        if self._kill_at is None:
+            # The engine's thread may be inside a hook right now: it is asked first.
+            self._kill_at = now + KILL_S
+            self.safe_point.submit(
+                lambda: self.stop_soon(reason), label="stop", deadline_s=KILL_S, done=lambda _job: None
+            )
+        elif now > self._kill_at:
+            self.stop_soon(reason)
 
     def stop_soon(self, reason: str) -> None:
-        """Take the probe out at the next safe point; its socket answers until then. Any thread."""
-        self._stop_reason = reason
-        # The answer that is being written comes first: hooks go now, the socket a moment later.
+        """Take the hooks out now, and the socket when the answer in hand is sent. Engine's thread, or any in need."""
         self.guard.open(reason)
         if self.server is not None:
             self.server.stop()
@@ -276,6 +290,8 @@ class Probe:
             "requests": part("requests", lambda: adapter.requests(tables=tables)),
             "holders": part("holders", adapter.holders) if holders else None,
             "tiers": part("tiers", adapter.tiers),
+            # Only adapters with the capability of that name have it.
+            "evidence": part("evidence", lambda: getattr(adapter, "evidence")()) if holders else None,  # noqa: B009
             "step": self.recorder.step,
             "taken_ns": time.time_ns(),
             "notes": notes,
@@ -289,7 +305,12 @@ class Probe:
 
     def join(self, level: Level, *, explain: bool) -> dict[str, Any]:
         """Join a reader. Engine's thread."""
-        self.feed.join(level)
+        from .feed import FeedOffError  # noqa: PLC0415 - an engine without a feed never loads it
+
+        try:
+            self.feed.join(level)
+        except FeedOffError as error:
+            raise UnsupportedError("`feed` does not work on this engine", why=str(error)) from error
         if explain:
             self.recorder.explaining += 1
         return {"descriptor": self.feed.ring_fd, "pages": self.pages, "epoch": self.cut(), "ring": self.feed_status()}

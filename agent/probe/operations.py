@@ -9,7 +9,7 @@ import inspect
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from .. import wire
 from ..codec import to_plain
@@ -28,13 +28,16 @@ from .answers import (
     workers_plain,
 )
 from .safepoint import AGAIN, SafePoint
+from .sampling import sample_lookups
 
 if TYPE_CHECKING:
+    from ..engines.base import TableAdapter
     from .lifecycle import Probe
 
 MAX_DEADLINE_S: Final = 600.0
 DEFAULT_DEADLINE_S: Final = 10.0
 MAX_DECISIONS: Final = 20_000
+MAX_LOOKUPS: Final = 256
 
 
 class Operations:
@@ -109,7 +112,7 @@ class Operations:
 
     def op_geometry(self, _reader: Reader) -> Any:
         """Describe the groups."""
-        return to_plain(self._probe.geometry)
+        return self._probe.geometry_plain
 
     def op_capabilities(self, _reader: Reader) -> dict[str, Any]:
         """Say what works here."""
@@ -205,9 +208,20 @@ class Operations:
             "holders", self._probe.adapter.holders, needs="holders", finish=lambda held: {"holders": to_plain(held)}
         )
 
-    def op_read(self, _reader: Reader, tables: bool = True, free_list: bool = False) -> Deferred:
-        """Read requests, pool and holders at one epoch; the free list in slices where it is long."""
+    def op_read(
+        self,
+        _reader: Reader,
+        tables: bool = True,
+        free_list: bool = False,
+        hash_table: bool = False,
+        lookups: int = 0,
+    ) -> Deferred:
+        """Read requests, pool and holders at one epoch; the free list in slices where it is long.
+
+        With ``lookups`` the engine's finder is asked about so many of its requests at the same safe point.
+        """
         probe = self._probe
+        most = min(natural("lookups", lookups), MAX_LOOKUPS)
         wanted = bool(free_list)
         if wanted:
             probe.standing.require("free_list")
@@ -216,9 +230,23 @@ class Operations:
         def run() -> Any:
             if walk is not None and not walk.advance():
                 return AGAIN
-            return {**probe.copy(tables=bool(tables), holders=True), **(walk.result() if walk else {})}
+            copied = probe.copy(tables=bool(tables), holders=True)
+            if most and probe.standing.has("engine_hit") and probe.standing.has("chain"):
+                copied["lookups"] = self._look_ups(copied, most)
+            if hash_table and probe.standing.has("hash_table"):
+                copied["hash_table"] = cast("TableAdapter", probe.adapter).hash_table()
+            return {**copied, **(walk.result() if walk else {})}
 
         return self._job("read", run, finish=lambda value: copy_plain(probe, value))
+
+    def _look_ups(self, copied: Mapping[str, Any], most: int) -> Any:
+        """Ask the engine about requests that were copied just now. Engine's thread."""
+        probe, epoch = self._probe, copied.get("epoch")
+        if epoch is None:
+            return None
+        names = [(row.id, row.tokens) for row in copied.get("requests") or ()]
+        attempt = probe.guard.attempt(sample_lookups, probe.adapter, names, epoch=epoch, most=most)
+        return attempt.value
 
     def op_free_list(self, _reader: Reader) -> Deferred:
         """Walk the free list."""

@@ -45,6 +45,8 @@ class PoolPort(Protocol):
     """All pages, the null page included; page ids run from 0."""
     null_page: int | None
     """A page that is shared by everybody and means "no page"; it is never reported."""
+    page_id: Callable[[Any], int]
+    """Id of a page object; a C function where speed matters."""
     key_bytes: int
     """Length of the engine's keys: chained hash and 4 bytes of group id, big-endian."""
 

@@ -21,7 +21,7 @@ SEALS = 0x1 | 0x2 | 0x4 | 0x10
 MIN_BYTES = 1 << 16
 
 TOTAL_STORE_ORDER = frozenset({"x86_64", "AMD64", "i686", "i386"})
-"""Machines on which "payload, then position" needs no barrier. Others are refused until a soak test has passed there."""
+"""Machines on which "payload, then position" needs no barrier; others are refused until a soak test passed there."""
 
 Part = bytes | Words
 

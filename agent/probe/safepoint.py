@@ -93,11 +93,7 @@ class SafePoint:
         if job.cancelled:
             return
         if time.monotonic_ns() > job.expires_ns:
-            job.error = DeadlineError(
-                f"the engine passed no safe point in time for `{job.label}`",
-                why="its steps are long, or it was stopped",
-                next_step="raise --timeout",
-            )
+            job.error = _late(job)
         else:
             attempt = self._guard.attempt(job.run)
             if attempt.value is AGAIN and attempt.error is None:
@@ -105,6 +101,17 @@ class SafePoint:
                 return
             job.value, job.error = attempt.value, attempt.error
         self._guard.attempt(job.done, job)
+
+    def expire(self) -> None:
+        """Give up jobs whose time is over: an engine that passes no safe point must not collect them. Probe's thread."""
+        now = time.monotonic_ns()
+        for job in [job for job in self._jobs.copy() if job.expires_ns < now]:
+            try:
+                self._jobs.remove(job)
+            except (ValueError, IndexError):
+                continue  # the engine's thread has just taken it
+            job.error = _late(job)
+            self._guard.attempt(job.done, job)
 
     def pump(self) -> bool:
         """Run jobs on the probe's thread if the host's entry points are idle; return whether jobs are left.
@@ -126,3 +133,11 @@ class SafePoint:
             job = self._jobs.popleft()
             job.error = error or TargetError("the engine is ending", why="its agent was taken out")
             self._guard.attempt(job.done, job)
+
+
+def _late(job: Job) -> DeadlineError:
+    return DeadlineError(
+        f"the engine passed no safe point in time for `{job.label}`",
+        why="its steps are long, or it was stopped",
+        next_step="raise --timeout",
+    )

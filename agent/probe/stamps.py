@@ -1,7 +1,7 @@
 """Stamps: which registration gave each page its key, with one hook a registration call and one word a page.
 
-Invariant: a page's stamp is ``step << 20 | call`` of its last registration; it is meaningless without a key, so removals
-need no hook. Bounded memory: one word a page, and the calls of one step. Called by the feed on the engine's thread.
+Invariant: a page's stamp is ``step << 20 | call`` of its last registration; it is meaningless without a key, so
+removals need no hook. Bounded memory: one word a page, and the calls of one step. Called by the feed on the engine's thread.
 
 A page belongs to the schedule call that computes its last token. That is the call that registers it, unless the
 request had computed the page already (the step before, sub-range *late*); pages registered while an output is processed
@@ -11,8 +11,8 @@ belong to that output's step; pages of a finished load are there at once (design
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from itertools import chain, compress, repeat
-from typing import Any, NamedTuple
+from itertools import compress
+from typing import Any
 
 from ..feedformat import CALL_MASK, LATE_CALLS, LOADED_CALLS, STEP_SHIFT, UPDATE_CALLS
 from .port import PoolPort, Registration
@@ -24,13 +24,11 @@ WEIGHTS_LIMIT = 64
 """Changes of weights that are remembered."""
 
 
-class Run(NamedTuple):
-    """Pages of one registration that follow each other in one chain."""
+Run = tuple[int, bytes, int]
+"""Pages of one registration that follow each other in one chain: stamp, first 8 bytes of the key before the first page,
+number of pages."""
 
-    stamp: int
-    parent: bytes
-    """First 8 bytes of the key before the first page."""
-    length: int
+NO_PARENT = bytes(8)
 
 
 class Fresh:
@@ -131,62 +129,50 @@ class Stamps:
 
     def _fold_stamps(self, stamp: int, entries: list[Registration]) -> None:
         late = self._late is not None
-        pages: list[Any] = []
-        marks: list[int] = []
-        sizes: list[int] = []
+        stamps = self.page_stamps
+        number = self._port.page_id
         for entry in entries:
             stamp += 1
-            request, _, seen, mask, start, size, computed, _ = entry
+            request, _, pages, mask, start, size, computed, _ = entry
             if start + size <= computed and (late or request is None):
-                self._store(pages, marks, sizes)
-                pages, marks, sizes = [], [], []
-                if request is None:
-                    self._move(seen)
-                for mark, _, part in self._parts(stamp, entry, split=False):
-                    self._store(part, [mark], [len(part)])
-            elif mask is None:
-                pages += seen
-                marks.append(stamp)
-                sizes.append(len(seen))
-            else:
-                before = len(pages)
-                pages += compress(seen, mask)
-                marks.append(stamp)
-                sizes.append(len(pages) - before)
-        self._store(pages, marks, sizes)
+                self._fold_special(stamp, entry)
+                continue
+            for page in map(number, pages if mask is None else compress(pages, mask)):
+                stamps[page] = stamp
+
+    def _fold_special(self, stamp: int, entry: Registration) -> None:
+        """A move, or pages that were computed before."""
+        if entry[0] is None:
+            self._move(entry[2])
+        for mark, _, part in self._parts(stamp, entry, split=False):
+            self._store(part, mark)
 
     def _fold_runs(self, stamp: int, entries: list[Registration], fresh: Fresh) -> None:
+        number, parent = self._port.page_id, self._port.parent
+        stamps = self.page_stamps
+        pages, runs = fresh.pages, fresh.runs
         for entry in entries:
             stamp += 1
-            if entry[0] is None:
-                self._move(entry[2])
-                moved = entry[2][1]
-                mark = self.page_stamps[self._port.ids((moved,))[0]]
-                fresh.pages.append(moved)
-                fresh.runs.append(Run(mark, bytes(8), 1))
-                continue
-            pages: list[Any] = []
-            marks: list[int] = []
-            sizes: list[int] = []
-            for mark, tokens, part in self._parts(stamp, entry, split=True):
-                pages += part
-                marks.append(mark)
-                sizes.append(len(part))
-                fresh.runs.append(Run(mark, self._port.parent(entry[1], tokens), len(part)))
-            self._store(pages, marks, sizes)
-            fresh.pages += pages
-
-    def _store(self, pages: list[Any], marks: list[int], sizes: list[int]) -> None:
-        stamps = self.page_stamps
-        ids = self._port.ids(pages)
-        at = 0
-        for stamp, size in zip(marks, sizes, strict=True):
-            if size == 1:
-                stamps[ids[at]] = stamp
+            name, request, seen, mask, start, size, computed, _ = entry
+            if len(seen) == 1 and mask is None and start + size > computed:
+                page = seen[0]
+                stamps[number(page)] = stamp
+                pages.append(page)
+                runs.append((stamp, parent(request, start), 1))
+            elif name is None:
+                self._move(seen)
+                pages.append(seen[1])
+                runs.append((stamps[number(seen[1])], NO_PARENT, 1))
             else:
-                for page in ids[at : at + size]:
-                    stamps[page] = stamp
-            at += size
+                for mark, tokens, part in self._parts(stamp, entry, split=True):
+                    self._store(part, mark)
+                    pages += part
+                    runs.append((mark, parent(request, tokens), len(part)))
+
+    def _store(self, pages: Iterable[Any], stamp: int) -> None:
+        stamps = self.page_stamps
+        for page in map(self._port.page_id, pages):
+            stamps[page] = stamp
 
     def _move(self, pair: Sequence[Any]) -> None:
         source, target = self._port.ids(pair)
@@ -202,7 +188,7 @@ class Stamps:
         if request is None:
             return
         pages = list(seen)
-        wanted = list(mask) if mask is not None else [True] * len(pages)
+        wanted = [True] * len(pages) if mask is None else list(mask)
         late = 0
         mark = stamp
         if self._late is not None and start + size <= computed:

@@ -41,7 +41,7 @@ class Committer:
         end = (block + 1) * spec.block
         return retained(spec, block, -(-end // self._interval) * self._interval)
 
-    def commit(self, request: Request, stamp: int) -> None:
+    def commit(self, request: Request) -> None:
         """Fill and register every block that is complete by now; release those that no later token reads."""
         chain = request.keys()
         with self._pages.lock:
@@ -55,7 +55,7 @@ class Committer:
                     self._pages.fill(page)
                     if not request.approximate and self._kept(spec, block, request):
                         end = (block + 1) * spec.block
-                        self._pages.register(page, chain.at(end), end, stamp=stamp)
+                        self._pages.register(page, chain.at(end), end, request)
                 request.filled[name] = max(request.filled[name], complete)
                 if not spec.needs_all:
                     self._drop(table, spec.first_needed(request.computed))

@@ -54,9 +54,11 @@ class PageName:
 class UnusableFileError(RuntimeError):
     """A stored page that must not be used. ``reason`` is one word for the counter."""
 
-    def __init__(self, reason: str, detail: str) -> None:
+    def __init__(self, reason: str, detail: str, fingerprint: str | None = None) -> None:
         super().__init__(f"{reason}: {detail}")
         self.reason = reason
+        self.fingerprint = fingerprint
+        """What a foreign file carries."""
 
 
 def _checksum(body: bytes) -> str:
@@ -94,7 +96,7 @@ def decode(name: PageName, data: bytes, fingerprint: str) -> torch.Tensor:
         raise UnusableFileError("corrupt", "header cannot be read") from error
     body = data[8 + length :]
     if metadata.get("fingerprint") != fingerprint:
-        raise UnusableFileError("foreign", "other fingerprint")
+        raise UnusableFileError("foreign", "other fingerprint", str(metadata.get("fingerprint"))[:64])
     if metadata.get("name") != name.file:
         raise UnusableFileError("misnamed", f"holds {metadata.get('name')}")
     if low != 0 or high != elements * dtype.itemsize or len(body) != high:
@@ -132,7 +134,10 @@ class Disk:
         self.unusable: dict[str, int] = {}
         """Files that were not used, by reason."""
         self.ready: set[PageName] = set()
-        self.foreign: set[PageName] = set()
+        self.foreign: dict[PageName, str] = {}
+        """Pages under another fingerprint, with what they carry."""
+        self.sizes: dict[PageName, int] = {}
+        """Bytes that the file of a page has, as it was written or verified."""
         self._serial = 0
         self._scan()
 
@@ -142,6 +147,12 @@ class Disk:
 
     def _count(self, reason: str) -> None:
         self.unusable[reason] = self.unusable.get(reason, 0) + 1
+
+    def rescan(self) -> None:
+        """Look through the folder again, as a restart does."""
+        self.ready.clear()
+        self.foreign.clear()
+        self._scan()
 
     def _scan(self) -> None:
         for path in sorted(self.folder.iterdir()):
@@ -156,16 +167,18 @@ class Disk:
                     self._classify(name)
 
     def _classify(self, name: PageName) -> None:
+        data = (self.folder / name.file).read_bytes()
         try:
-            decode(name, (self.folder / name.file).read_bytes(), self.fingerprint)
+            decode(name, data, self.fingerprint)
         except UnusableFileError as error:
             if error.reason == "foreign":
-                self.foreign.add(name)
+                self.foreign[name] = error.fingerprint or "none"
                 self._count("foreign")
             else:
                 self._set_aside(self.folder / name.file, error.reason)
         else:
             self.ready.add(name)
+            self.sizes[name] = len(data)
 
     def _set_aside(self, path: Path, reason: str) -> None:
         self._count(reason)
@@ -200,6 +213,7 @@ class Disk:
         finally:
             os.close(folder)
         self._on_io("synced")
+        self.sizes[name] = len(data)
         if self._faults.take(Fault.TEAR_DISK_FILE):
             os.truncate(self.folder / name.file, len(data) // 2)
 
@@ -216,13 +230,19 @@ class Disk:
 
     def acknowledge(self, name: PageName) -> None:
         """Say that the write of a page is known to have finished: only now it may be read."""
-        self.foreign.discard(name)
+        self.foreign.pop(name, None)
         self.ready.add(name)
+
+    def drop(self, name: PageName) -> None:
+        """Remove a page that is ready."""
+        if name in self.ready:
+            self.ready.discard(name)
+            (self.folder / name.file).unlink(missing_ok=True)
 
     def rebrand(self, fingerprint: str) -> None:
         """Go on under another fingerprint: what is stored becomes foreign."""
+        self.foreign |= dict.fromkeys(self.ready, self.fingerprint)
         self.fingerprint = fingerprint
-        self.foreign |= self.ready
         self.ready.clear()
 
     def read(self, name: PageName) -> torch.Tensor:

@@ -4,20 +4,23 @@ Invariant: single-threaded apart from the transfers and whoever evicts through `
 every page read in a step was revalidated against the generation it was bound under. The adapter and the demo call it.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from ..model.groups import Geometry
 from ..model.states import State
+from .admission import pages_needed
 from .commit import Committer
 from .config import EngineConfig, ModelConfig, Recovery, check
 from .degrade import recompute_layers
 from .disk import Disk
 from .faults import Fault, Faults
 from .fingerprint import contract_of, fingerprint_of
-from .geometry import GroupName, alignment_of, hash_unit_of
+from .geometry import GroupName, alignment_of, describe, hash_unit_of
 from .graph import Row, StaticDecode
 from .keys import Chain, Identity
 from .pages import Pages
@@ -27,23 +30,18 @@ from .prefetch import Prefetcher
 from .recovery import realign_window, rebuild_indexer, recompute_tail
 from .request import Request, RequestStatus
 from .reuse import Reuser
-from .scheduler import Admitted, Scheduler, Work
+from .scheduler import Admitted, Batch, Scheduler, Work
 from .span import logits_of, span_forward
 from .tiers import Tiers
 from .transfers import Transfers
+from .use import revalidate
 from .weights import Weights, build_weights, dtype_of
+
+_COPIES = 16
+"""Copies between tiers that are worked off in a step where they have no thread of their own."""
 
 Observer = Callable[[Request, int, torch.Tensor, torch.Tensor], None]
 """Told (request, first position, hidden [n, width], logits [n, vocabulary]) of everything computed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Violation:
-    """Pages that were bound for a request and belonged to somebody else when they were to be read."""
-
-    step: int
-    request: str
-    pages: tuple[int, ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,6 +87,8 @@ class Engine:
         }
         self.pages = Pages(sizes, faults=self.faults, ghosts=config.ghosts)
         self.pools = Pools(model, config, self.pages)
+        self.fingerprint = fingerprint_of(self.contract, self.weights)
+        """What the cache was filled under."""
         self.transfers = Transfers(self.faults, threaded=threaded_transfers)
         self.tiers = self._open_tiers()
         self.pages.on_copy_out = self._copy_out if self.tiers.on else None
@@ -103,9 +103,24 @@ class Engine:
         self.decode = StaticDecode(self.weights, self.pools, config, self.faults)
         self.requests: dict[str, Request] = {}
         self.counters = Counters()
-        self.violations: list[Violation] = []
+        self.violations = self.reuser.violations
+        self.binds = 0
+        """Times the pages of a request were revalidated."""
+        self.recovered: dict[State, str] = {}
+        """Recovery route that each state last went through."""
         self.observer: Observer | None = None
-        self._stamp = 0
+        self._geometry = describe(model, config)
+        self.woken = threading.Event()
+        """Set by whoever wants an idle engine to pass a safe point soon."""
+
+    @property
+    def contract(self) -> dict[str, str]:
+        """The operator contract as named fields."""
+        return contract_of(self.model, self.config)
+
+    def need_of(self, request: Request) -> int:
+        """Return the pages that a request needs at once, over all pools."""
+        return sum(pages_needed(self.pools.specs, len(request.tokens), self.config.chunk).values())
 
     def _open_tiers(self) -> Tiers:
         pool, disk = None, None
@@ -115,8 +130,7 @@ class Engine:
             if self.config.device.startswith("cuda"):
                 pool = pool.pin_memory()
         if self.config.disk_folder is not None:
-            print_of = fingerprint_of(contract_of(self.model, self.config), self.weights)
-            disk = Disk(Path(self.config.disk_folder), print_of, faults=self.faults)
+            disk = Disk(Path(self.config.disk_folder), self.fingerprint, faults=self.faults)
         return Tiers(self.transfers, pool=pool, disk=disk)
 
     def _copy_out(self, page: int) -> None:
@@ -124,6 +138,10 @@ class Engine:
         key = self.pages.key[page]
         if key is not None and self.pages.epoch[page] == self.pages.weights_epoch:
             self.tiers.offer(self.pages.group[page], key, self.pages.tokens[page], self.pools.content(page))
+
+    def describe(self) -> Geometry:
+        """Return the cache groups in the words of the domain model."""
+        return self._geometry
 
     # --- requests ----------------------------------------------------------------------------------------------
 
@@ -200,14 +218,27 @@ class Engine:
     def step(self) -> list[Request]:
         """Run one step; returns the requests that finished in it."""
         self.counters.steps += 1
-        self._stamp = self.counters.steps << 20
-        self.transfers.pump(2)
+        self.transfers.pump(_COPIES)
         self.collect()
-        work, admitted = self.scheduler.schedule(self.counters.steps)
-        for entry in admitted:
+        done = self.execute(self.scheduler.schedule(self.counters.steps))
+        self.between()
+        return done
+
+    def between(self) -> None:
+        """A point between two steps at which nothing of the engine runs; for whoever attached itself."""
+
+    def pause(self, seconds: float) -> None:
+        """Wait while there is nothing to do, at most so long, or until somebody wakes the engine."""
+        self.woken.wait(seconds)
+        self.woken.clear()
+        self.between()
+
+    def execute(self, batch: Batch) -> list[Request]:
+        """Carry out what was scheduled; returns the requests that finished."""
+        for entry in batch.admitted:
             if self._valid(entry.request):
                 self._recover(entry)
-        work = [item for item in work if self._valid(item.request)]
+        work = [item for item in batch.work if self._valid(item.request)]
         self._prefill([item for item in work if item.tokens > 1])
         self._decode([item.request for item in work if item.tokens == 1])
         return self._finish(work)
@@ -217,19 +248,19 @@ class Engine:
         with self.pages.lock:
             for done in self.transfers.collect():
                 if not self.tiers.acknowledge(done):
-                    self._stamp += 1
-                    self.prefetcher.acknowledge(done, self._stamp)
+                    self.prefetcher.acknowledge(done)
             self.prefetcher.expire(self.counters.steps)
 
     def _valid(self, request: Request) -> bool:
         """Revalidate what a request is about to read; a page that moved sends it back to the queue."""
         if request.status is not RequestStatus.RUNNING:
             return False
-        moved = self.pages.current(request.bound())
-        if moved:
-            self.violations.append(Violation(step=self.counters.steps, request=request.id, pages=tuple(moved)))
+        self.binds += 1
+        violation = revalidate(self.pages, self.pools.by_name, request, self.counters.steps)
+        if violation is not None:
+            self.violations.append(violation)
             self.scheduler.preempt(request)
-        return not moved
+        return violation is None
 
     def _recover(self, entry: Admitted) -> None:
         """Carry out what a plan recovers by computing, each state by its own route, then offer the pages."""
@@ -254,9 +285,13 @@ class Engine:
             }
             if tails:
                 self.counters.replayed_tokens += recompute_tail(weights, pools, request, boundary, tails)
+        by_state = {State.INDEXER: Recovery.INDEXER, State.SWA: Recovery.WINDOW, State.TAIL: Recovery.TAIL}
+        for name in () if plan.degraded else missing:
+            state = pools.by_name[name].state
+            self.recovered[state] = by_state[state]
         self._unbind_extra(request, plan)
         if plan.boundary:
-            self._commit(request)
+            self.committer.commit(request)
 
     def _unbind_extra(self, request: Request, plan: Plan) -> None:
         """Give back the window pages that only made a recovery short."""
@@ -266,10 +301,6 @@ class Engine:
             if block < first and table[block]:
                 self.pages.release(table[block])
                 table[block] = 0
-
-    def _commit(self, request: Request) -> None:
-        self._stamp += 1
-        self.committer.commit(request, self._stamp)
 
     def _prefill(self, work: Sequence[Work]) -> None:
         for item in work:
@@ -301,7 +332,7 @@ class Engine:
             self.observer(request, request.computed, hidden, logits)
         request.computed += hidden.shape[0]
         self.counters.computed_tokens += hidden.shape[0]
-        self._commit(request)
+        self.committer.commit(request)
         if request.computed == len(request.tokens):
             request.tokens.append(int(logits[-1].argmax()))
             self.counters.generated_tokens += 1
@@ -336,7 +367,8 @@ class Engine:
             self.prefetcher.drop_all()
             self.pages.invalidate_all()
             self.pages.weights_epoch += 1
-            self.tiers.rebrand(fingerprint_of(contract_of(self.model, self.config), self.weights))
+            self.fingerprint = fingerprint_of(self.contract, self.weights)
+            self.tiers.rebrand(self.fingerprint)
 
     def close(self) -> None:
         """End the transfer thread and give the disk folder back."""

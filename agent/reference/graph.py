@@ -77,6 +77,8 @@ class StaticDecode:
         """Rows of the last batch that belong to a request."""
         self.padded = 0
         """Rows of the last batch with padding."""
+        self.dirty: tuple[int, list[list[int]]] | None = None
+        """Live rows and all rows of the last batch whose padding held pages."""
 
     def addresses(self) -> dict[str, int]:
         """Return the address of everything a captured step touches."""
@@ -119,7 +121,18 @@ class StaticDecode:
             if not dirty:  # the fault leaves the page ids of earlier requests there
                 table[count:].zero_()
         self.live, self.padded = count, padded
+        if padded > count and self.dirty_rows():
+            self.dirty = (count, self.rows())
         return padded, blocks
+
+    def rows(self) -> list[list[int]]:
+        """Return the global page ids that each row of the last batch holds."""
+        base = self._pools.pages.base
+        found: list[list[int]] = [[] for _ in range(self.padded)]
+        for spec in self._pools.specs:
+            for row, local in zip(found, self.tables[spec.name][: self.padded].tolist(), strict=True):
+                row += [page + base[spec.state] for page in local if page]
+        return found
 
     def dirty_rows(self) -> list[int]:
         """Return the padding rows of the last batch that hold a page other than the null page."""
@@ -168,14 +181,14 @@ class StaticDecode:
         """Process one token of each row; returns hidden states and logits of the live rows, as copies.
 
         Raises:
-            AddressMovedError: A tensor moved since the step was captured.
+            AddressMovedError: A tensor moved since the first step was captured.
         """
         bucket = self.fill(rows)
         captured = self._captured.get(bucket)
         if captured is None:
             captured = self._captured[bucket] = self._capture(*bucket)
-        now = self.addresses()
-        moved = [name for name, address in captured.addresses.items() if now.get(name) != address]
+        now, first = self.addresses(), next(iter(self._captured.values())).addresses
+        moved = [name for name, address in first.items() if now.get(name) != address]
         if moved:
             raise AddressMovedError(f"moved since capture: {', '.join(sorted(moved))}")
         captured.run()

@@ -49,3 +49,10 @@ class Chain:
     def at(self, tokens: int) -> bytes:
         """Return the key of the prefix of so many tokens, a multiple of the unit."""
         return self.keys[tokens // self.unit - 1]
+
+    @classmethod
+    def of(cls, unit: int, keys: Sequence[bytes]) -> "Chain":
+        """Return a chain of keys that are known without their tokens; it cannot grow."""
+        chain = cls(unit, Identity())
+        chain.keys = list(keys)
+        return chain

@@ -7,7 +7,7 @@ pages.lock``). Used by the engine, the look-up and the tiers.
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 
 from ..model.states import State
@@ -69,6 +69,9 @@ TRANSITIONS: Mapping[tuple[PageState, Move], PageState] = {
 }
 """The whole state machine: (state, move) to the next state. What is not here cannot happen."""
 
+UNHELD = frozenset({PageState.FREE, PageState.EVICTABLE, PageState.EVICTED})
+"""States of a page that nobody holds."""
+
 CHANGES_OWNER = frozenset({Move.ABANDON, Move.EVICT})
 """Moves after which the content belongs to nobody: they raise the generation."""
 
@@ -114,20 +117,19 @@ class Pages:
         self.key: list[bytes | None] = [None] * self.count
         self.tokens = [0] * self.count
         self.epoch = [0] * self.count
-        self.stamp = [0] * self.count
         self.index: dict[tuple[int, bytes], list[int]] = {}
         self.ghosts: OrderedDict[tuple[int, bytes], str] = OrderedDict()
         self._ghost_limit = ghosts
         self.moves: dict[tuple[PageState, Move], int] = dict.fromkeys(TRANSITIONS, 0)
         self.weights_epoch = 0
+        self.free_count = self.count - 1
+        """Pages that nobody holds, counted move by move: what a free list of the right length has."""
         self.group_pools: dict[int, State] = {}
         """Pool of each group id; set by whoever lays out the pools."""
         self.on_copy_out: Callable[[int], None] | None = None
         """Called with an evicted page while its content, group, key and tokens are still there."""
         self.on_clear: Callable[[int], None] | None = None
         """Called with a page that changed its owner."""
-        self.on_key: Callable[[int], None] | None = None
-        """Called with a page that was just registered, or is about to lose its key."""
 
     # --- the state machine -------------------------------------------------------------------------------------
 
@@ -140,8 +142,9 @@ class Pages:
         row = (self._state[page], move)
         if page == NULL or row not in TRANSITIONS:
             raise IllegalMoveError(f"page {page}: no move {move} from {row[0]}")
-        self._state[page] = TRANSITIONS[row]
+        after = self._state[page] = TRANSITIONS[row]
         self.moves[row] += 1
+        self.free_count += (after in UNHELD) - (row[0] in UNHELD)
         if move in CHANGES_OWNER and not self.faults.active(Fault.SKIP_GENERATION):
             self.generation[page] += 1
         if move in {Move.ABANDON, Move.RECYCLE}:
@@ -186,23 +189,21 @@ class Pages:
         with self.lock:
             self._move(page, Move.FILL)
 
-    def register(self, page: int, key: bytes, tokens: int, *, stamp: int = 0) -> None:
+    def register(self, page: int, key: bytes, tokens: int, owner: object = None) -> None:
         """Put a filled page under a key.
 
         Args:
             page: The page.
             key: Chained hash of the prefix that ends with it.
             tokens: Tokens of that prefix.
-            stamp: Step and call of the registration.
+            owner: The request that it was computed or loaded for; whoever watches the allocator wants to know.
         """
         with self.lock:
             self._move(page, Move.REGISTER)
             self.key[page], self.tokens[page] = key, tokens
-            self.epoch[page], self.stamp[page] = self.weights_epoch, stamp
+            self.epoch[page] = self.weights_epoch
             self.index.setdefault((self.group[page], key), []).append(page)
             self.ghosts.pop((self.group[page], key), None)
-            if self.on_key is not None:
-                self.on_key(page)
 
     def share(self, page: int) -> None:
         """Add a holder to a registered page."""
@@ -224,9 +225,6 @@ class Pages:
             else:
                 self._move(page, Move.ABANDON)
             self.references[page] -= 1
-            if self.faults.take(Fault.DOUBLE_FREE):
-                self.references[page] -= 1
-                self.free[self.pool_of[page]].append(page)
 
     def evict(self, page: int) -> None:
         """Take an unheld page out of the cache: copy it out, forget its key, make it free."""
@@ -262,8 +260,6 @@ class Pages:
         key = self.key[page]
         if key is None:
             raise IllegalMoveError(f"page {page} has no key to forget")
-        if self.on_key is not None:
-            self.on_key(page)
         name = (self.group[page], key)
         pages = self.index[name]
         pages.remove(page)
@@ -280,10 +276,6 @@ class Pages:
         """Return a page of a group under a key; the oldest where several hold it."""
         pages = self.index.get((group, key))
         return pages[0] if pages else None
-
-    def current(self, bound: Iterable[tuple[int, int]]) -> list[int]:
-        """Return the pages of (page, generation) pairs whose generation moved: nobody may read those."""
-        return [page for page, generation in bound if self.generation[page] != generation]
 
     def cached_idle(self, pool: State) -> int:
         """Return how many registered pages of a pool nobody holds."""

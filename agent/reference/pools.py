@@ -34,7 +34,7 @@ class Pools:
         self.model = model
         self.pages = pages
         self.specs = group_specs(model, engine)
-        self.by_name: Mapping[GroupName, GroupSpec] = {spec.name: spec for spec in self.specs}
+        self.by_name: dict[GroupName, GroupSpec] = {spec.name: spec for spec in self.specs}
         self.checkpoint = engine.blocks.main
         pages.group_pools = {spec.id: spec.state for spec in self.specs}
         self.tensors: dict[State, torch.Tensor] = {}

@@ -95,7 +95,7 @@ class Prefetcher:
         request.tier_attempts += 1
         return True
 
-    def acknowledge(self, done: Acknowledgement, stamp: int) -> None:
+    def acknowledge(self, done: Acknowledgement) -> None:
         """Take the acknowledgement of a load: write, register, and leave the pages to the cache."""
         load = self._loads.pop(done.number, None)
         if load is None:
@@ -108,7 +108,7 @@ class Prefetcher:
                 if good:
                     self._pools.restore(page, done.content[index])
                     self._pages.fill(page)
-                    self._pages.register(page, key, tokens, stamp=stamp)
+                    self._pages.register(page, key, tokens, load.request)
                 self._pages.release(page)
         if good:
             self.loaded += len(load.pages)

@@ -6,7 +6,8 @@ the scheduler.
 """
 
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,13 +15,15 @@ from ..model.decision import Fidelity, Outcome, Phase, Reason
 from ..model.states import State
 from .config import Recovery
 from .faults import Fault
-from .geometry import GroupName
+from .geometry import GroupName, hash_unit_of
+from .keys import Chain
 from .lookup import Held, TierStatus, check_on_disk, read_held
 from .pages import IllegalMoveError, OutOfPagesError, Pages
 from .plan import Plan, Planner
 from .pools import Pools
 from .recovery import map_in_place
 from .request import Request
+from .use import Violation
 
 _HOLE = {
     GroupName.WINDOW: Reason.WINDOW_HOLE,
@@ -98,6 +101,8 @@ class Reuser:
     ) -> None:
         self._pages, self._pools, self._planner, self._ask = pages, pools, planner, ask
         self._serial = 0
+        self.violations: deque[Violation] = deque(maxlen=256)
+        """Pages that were not what had been checked, found at the bind or later at use."""
         self.moved = 0
         """Binds that found a checked page gone; always 0 while check and bind are one critical section."""
         self.between: Callable[[], None] | None = None
@@ -116,6 +121,13 @@ class Reuser:
         plan = self._planner.choose(held, len(request.tokens), deepest, fifth)
         record = self._record(request, step, held, plan, logical, usable, time.perf_counter_ns() - began)
         return Answer(record=record, plan=plan, held=held)
+
+    def usable(self, keys: Sequence[bytes], limit: int) -> int:
+        """Return the largest boundary at which a chain of keys could be resumed now, without any effect."""
+        chain = Chain.of(hash_unit_of(self._pools.specs), keys)
+        bound = min(limit, len(keys) * chain.unit)
+        with self._pages.lock:
+            return self._planner.usable(read_held(self._pages, self._pools.by_name, chain, bound))
 
     def _tier_depth(self, held: Held, request: Request) -> int:
         """Return the largest boundary of which another tier holds anything."""
@@ -161,11 +173,19 @@ class Reuser:
         except IllegalMoveError:
             # Only without the guard: a page that was checked is not in the cache any more.
             self.moved += 1
+            self._note_moved(request, answer.record.step, found)
             self.release(request)
             return False
         request.computed = plan.boundary
         request.approximate = plan.fidelity is Fidelity.REPLAY_APPROXIMATE
         return True
+
+    def _note_moved(
+        self, request: Request, step: int, found: dict[GroupName, list[tuple[int, int]]]
+    ) -> None:
+        now = self._pages.generation
+        moved = [(page, then, now[page]) for row in found.values() for page, then in row if now[page] != then]
+        self.violations.append(Violation(step=step, request=request.id, moved=tuple(moved), exchanged=()))
 
     def _reserve(self, request: Request, plan: Plan) -> None:
         """Allocate the pages that recovery will write."""

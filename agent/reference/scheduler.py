@@ -40,6 +40,14 @@ class Admitted:
     record: ReuseRecord
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What one step does."""
+
+    work: tuple[Work, ...]
+    admitted: tuple[Admitted, ...]
+
+
 class Scheduler:
     """Queues and the choice of each step.
 
@@ -77,9 +85,10 @@ class Scheduler:
             raise RefusedError(f"request {request.id} can never be admitted", why=f"too few pages: {', '.join(pools)}")
         self.waiting.append(request)
 
-    def schedule(self, step: int) -> tuple[list[Work], list[Admitted]]:
+    def schedule(self, step: int) -> Batch:
         """Choose the work of a step. Admitted requests are bound; their recovery is still to be carried out."""
-        budget, work, preempted = self._engine.step_tokens, [], self.preemptions
+        work: list[Work] = []
+        budget, preempted = self._engine.step_tokens, self.preemptions
         for request in list(self.running):
             count = min(len(request.tokens) - request.computed, self._engine.chunk, budget)
             if request not in self.running or count <= 0:
@@ -91,7 +100,7 @@ class Scheduler:
         if self.preemptions == preempted:
             admitted = self._admit(step, budget, work)
         self.trim()
-        return work, admitted
+        return Batch(work=tuple(work), admitted=tuple(admitted))
 
     # --- room --------------------------------------------------------------------------------------------------
 
@@ -163,13 +172,17 @@ class Scheduler:
             self.running.append(request)
             request.status = RequestStatus.RUNNING
             request.tier_attempts = 0
-            self.records.append(answer.record)
+            self.note_admitted(request, answer)
             admitted.append(Admitted(request=request, plan=answer.plan, record=answer.record))
             count = min(len(request.tokens) - request.computed, self._engine.chunk, budget)
             if self.grow(request, request.computed + count):
                 work.append(Work(request=request, tokens=count))
                 budget -= count
         return admitted
+
+    def note_admitted(self, request: Request, answer: Answer) -> None:
+        """Record the decision under which a request was admitted."""
+        self.records.append(answer.record)
 
     def try_reuse(self, request: Request, step: int) -> Answer | None:
         """Look a request up and bind it, in one critical section; None where it must wait."""

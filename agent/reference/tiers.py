@@ -4,9 +4,10 @@ Invariant: a page is ready here only after the acknowledgement of the copy that 
 transit. Called with the allocator's lock held; the copying itself happens in ``transfers``.
 """
 
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -26,6 +27,7 @@ class _Slot:
 class _Store:
     name: PageName
     to_disk: bool
+    since: float = field(default_factory=time.monotonic)
 
 
 class Tiers:
@@ -43,6 +45,8 @@ class Tiers:
         self.host: OrderedDict[PageName, _Slot] = OrderedDict()
         self._stores: dict[int, _Store] = {}
         self._to_disk: set[PageName] = set()
+        self._dropped: set[PageName] = set()
+        """Pages to forget as soon as the copy of them that is under way has arrived."""
         self.lost: dict[str, int] = {}
         """Copies that failed, by reason."""
 
@@ -74,10 +78,17 @@ class Tiers:
         victim = next((name for name, slot in self.host.items() if slot.ready), None)
         return None if victim is None else self.host.pop(victim).row
 
+    def in_transit(self) -> list[tuple[PageName, bool, float]]:
+        """Return the copies without an acknowledgement: page, whether it goes to the disk, seconds since it began."""
+        now = time.monotonic()
+        return [(store.name, store.to_disk, now - store.since) for store in self._stores.values()]
+
     def ask(self, group: int, key: bytes) -> TierStatus:
         """Tell whether a page can be had from here."""
         name = PageName(group=group, key=key)
         slot = self.host.get(name)
+        if name in self._dropped:
+            return TierStatus.ABSENT
         if (slot is not None and slot.ready) or (self.disk is not None and name in self.disk.ready):
             return TierStatus.READY
         if slot is not None or name in self._to_disk:
@@ -128,7 +139,22 @@ class Tiers:
                 self.disk.acknowledge(store.name)
         elif (slot := self.host.get(store.name)) is not None:
             slot.ready = True
+        if store.name in self._dropped:
+            self._dropped.discard(store.name)
+            self.drop(store.name.group, store.name.key)  # waits again where the other copy is still under way
         return True
+
+    def drop(self, group: int, key: bytes) -> None:
+        """Forget one page: it was invalidated and must not come back from here, nor from a copy under way."""
+        name = PageName(group=group, key=key)
+        slot = self.host.get(name)
+        if (slot is not None and not slot.ready) or name in self._to_disk:
+            self._dropped.add(name)
+            return
+        if slot is not None:
+            self._free.append(self.host.pop(name).row)
+        if self.disk is not None:
+            self.disk.drop(name)
 
     def rebrand(self, fingerprint: str) -> None:
         """Go on under another fingerprint: nothing stored so far may be used any more."""
@@ -136,6 +162,7 @@ class Tiers:
             self.transfers.abandon(number)
         self._stores.clear()
         self._to_disk.clear()
+        self._dropped.clear()
         self.host.clear()
         if self.pool is not None:
             # A copy still under way writes into the old tensor, which nobody reads any more.

@@ -4,7 +4,7 @@ Invariant: pure functions of geometry, chain and presence; the engine's own answ
 only. The gates, the explanation of a decision and every analysis call these, and nothing else decides what is usable.
 """
 
-from .deviations import ALL, KV305, Deviation, expected_engine_hit, explain_difference
+from .deviations import ALL, KV305, Deviation, expected_engine_hit, explain_difference, possible
 from .fixpoint import evaluate
 from .presence import Ghost, Presence
 from .recover import Recovery, recoverable
@@ -19,5 +19,6 @@ __all__ = [
     "evaluate",
     "expected_engine_hit",
     "explain_difference",
+    "possible",
     "recoverable",
 ]

@@ -54,14 +54,36 @@ def expected_engine_hit(
         chain: Keys of the request, as for ``evaluate``.
         presence: The page table.
         limit: Largest boundary that may be hit: tokens of the request - 1.
-        deviations: Departures to reproduce; none of them gives ``usable``.
+        deviations: Departures to reproduce, as far as this geometry can show them; none of them gives ``usable``.
 
     Returns:
         The hit in tokens. Meaningless where a group's kind is unknown.
     """
     if not geometry.caching:
         return 0
-    return _Engine(geometry, chain, presence, limit, deviations).answer()
+    return _Engine(geometry, chain, presence, limit, deviations & possible(geometry)).answer()
+
+
+def possible(geometry: Geometry) -> frozenset[Deviation]:
+    """Tell which departures the groups of an engine can show at all; a difference is never put down to another one."""
+    asked = [group for group in geometry.groups if insists(group)]
+    windows = [group for group in asked if group.kind is ResumeKind.WINDOW]
+    tails = {group.lookup_class for group in asked if group.kind is ResumeKind.FULL and fine(geometry, group)}
+    margins = {
+        group.lookup_class for group in asked if group.kind is not ResumeKind.FULL and margin(geometry, group) > 0
+    }
+    conditions = {
+        Deviation.MARGIN_NOT_RECHECKED: len(margins) > 1,
+        Deviation.DRAFT_WINDOW_REALIGNED: any(
+            group.draft and group.block_size != geometry.alignment for group in windows
+        ),
+        Deviation.PARTIAL_TAIL_ORDER: len(tails) > 1,
+        Deviation.UNVERIFIED_CHUNK: any(
+            group.kind is ResumeKind.CHUNKED and (group.chunk_tokens or 1) % group.block_size for group in asked
+        ),
+        Deviation.WINDOW_OF_ONE: any(not group.window_past_tokens for group in windows),
+    }
+    return frozenset(name for name, holds in conditions.items() if holds)
 
 
 def explain_difference(
@@ -72,8 +94,9 @@ def explain_difference(
     Returns:
         An empty set where there is no difference; None where no combination of deviations accounts for it.
     """
-    for count in range(len(Deviation) + 1):
-        for chosen in combinations(Deviation, count):
+    names_here = sorted(possible(geometry))
+    for count in range(len(names_here) + 1):
+        for chosen in combinations(names_here, count):
             names = frozenset(chosen)
             if expected_engine_hit(geometry, chain, presence, limit=limit, deviations=names) == answer:
                 return names
@@ -82,9 +105,9 @@ def explain_difference(
 
 @dataclass(slots=True)
 class _Class:
-    """Groups that the engine looks up together."""
+    """Groups that the engine looks up together: a key counts if each of them has it."""
 
-    rules: list[GroupRule]
+    rule: GroupRule
     margin_tokens: Tokens
     full: bool
     found: Tokens | None = None
@@ -114,14 +137,9 @@ class _Engine:
 
     def _class(self, groups: list[Group]) -> _Class:
         ids = tuple(group.id for group in groups)
-        first = groups[0]
-        full = first.kind is ResumeKind.FULL
-        if full and fine(self.geometry, first):
-            # One key inside a block must be common to all of them.
-            rules = [GroupRule(self.geometry, first, self.chain, self.presence, self.limit, ids)]
-        else:
-            rules = [GroupRule(self.geometry, group, self.chain, self.presence, self.limit) for group in groups]
-        return _Class(rules, max(margin(self.geometry, group) for group in groups), full)
+        rule = GroupRule(self.geometry, groups[0], self.chain, self.presence, self.limit, ids)
+        widest = max(margin(self.geometry, group) for group in groups)
+        return _Class(rule, widest, groups[0].kind is ResumeKind.FULL)
 
     def answer(self) -> Tokens:
         # One pass is enough for one group, or for full attention and one other kind - except for unverified chunks.
@@ -144,7 +162,7 @@ class _Engine:
             return self._ask_full(each, tokens)
         once = Deviation.MARGIN_NOT_RECHECKED in self.deviations
         prove = each.margin_tokens > 0 and (each.proved is None if once else each.proved != tokens)
-        found = self._joint(each, tokens, each.margin_tokens if prove else 0)
+        found = self._find(each, tokens, each.margin_tokens if prove else 0)
         if prove:
             each.proved = found
         elif found < tokens:
@@ -153,39 +171,31 @@ class _Engine:
         return found
 
     def _ask_full(self, each: _Class, tokens: Tokens) -> Tokens:
-        if Deviation.PARTIAL_TAIL_ORDER not in self.deviations or not fine(self.geometry, each.rules[0].group):
-            return self._joint(each, tokens, each.margin_tokens)
+        if Deviation.PARTIAL_TAIL_ORDER not in self.deviations or not fine(self.geometry, each.rule.group):
+            return self._find(each, tokens, each.margin_tokens)
         if each.found is None:
-            for rule in each.rules:
-                # Keys beyond the candidate are not asked for.
-                rule.limit = tokens
-            each.found = self._joint(each, tokens, each.margin_tokens)
+            # Keys beyond the candidate are not asked for.
+            each.rule.limit = tokens
+            each.found = self._find(each, tokens, each.margin_tokens)
         return min(tokens, each.found)
 
-    def _joint(self, each: _Class, tokens: Tokens, margin_tokens: Tokens) -> Tokens:
-        """Largest boundary not above ``tokens`` at which all groups of the class agree."""
-        while True:
-            before = tokens
-            for rule in each.rules:
-                tokens = self._floor(rule, tokens, margin_tokens)
-            if tokens == before:
-                break
-        if margin_tokens and Deviation.DRAFT_WINDOW_REALIGNED in self.deviations:
-            tokens = self._realigned(each.rules[0].group, tokens)
-        return tokens
-
-    def _floor(self, rule: GroupRule, tokens: Tokens, margin_tokens: Tokens) -> Tokens:
-        group = rule.group
-        if group.kind is ResumeKind.WINDOW and not group.window_past_tokens and not margin_tokens:
-            if Deviation.WINDOW_OF_ONE in self.deviations:
-                return _block_at(rule, rule.align(tokens), self.geometry.alignment)
-        elif group.kind is ResumeKind.CHUNKED and Deviation.UNVERIFIED_CHUNK in self.deviations:
+    def _find(self, each: _Class, tokens: Tokens, margin_tokens: Tokens) -> Tokens:
+        rule, group = each.rule, each.rule.group
+        if group.kind is ResumeKind.CHUNKED and Deviation.UNVERIFIED_CHUNK in self.deviations:
             return _scan_chunk(rule, tokens)
-        return rule.floor(rule.align(tokens), margin_tokens)
+        aligned = rule.align(tokens)
+        if group.kind is not ResumeKind.WINDOW:
+            return rule.floor(aligned, margin_tokens)
+        if not group.window_past_tokens and not margin_tokens and Deviation.WINDOW_OF_ONE in self.deviations:
+            return _block_at(rule, aligned, self.geometry.alignment)
+        found = rule.floor(aligned, margin_tokens)
+        if margin_tokens and Deviation.DRAFT_WINDOW_REALIGNED in self.deviations:
+            return self._realigned(group, found)
+        return found
 
     def _realigned(self, group: Group, tokens: Tokens) -> Tokens:
         block, unit = group.block_size, self.geometry.alignment
-        if group.kind is not ResumeKind.WINDOW or block == unit or tokens <= 0:
+        if block == unit or tokens <= 0:
             return tokens
         need = -(-(group.window_past_tokens or 0) // block) + 1
         return tokens - unit if tokens // block + 1 < need else tokens

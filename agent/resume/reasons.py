@@ -50,6 +50,9 @@ def reason_at(geometry: Geometry, rule: GroupRule, tokens: Tokens, ghost: Ghost 
     lost = lost_reason(group)
     if not missing or lost is Reason.UNKNOWN:
         return Reason.UNKNOWN
+    if lost is Reason.INDEXER_UNSYNCED:
+        # Entries without the keys that select them are out of step, however that came about.
+        return lost
     fate = {end: _fate(ghost, group, key_at(end)) for end in missing}
     inside = group.kind is ResumeKind.FULL and any(end % group.block_size for end in missing)
     if inside:

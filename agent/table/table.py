@@ -1,7 +1,7 @@
 """The page table outside the engine: numpy columns that records are applied to.
 
-Invariant: after a record is applied, every page that was *seen* (in a chunk since the last gap) equals the engine's page
-at that record. Applying is all or nothing per record as far as its content is checked by the reader before. Used by
+Invariant: after a record is applied, every page that was *seen* (in a chunk since the last gap) equals the engine's
+page at that record. Applying is all or nothing per record as far as its content is checked by the reader before. Used by
 ``agent.table.reader``.
 """
 
@@ -108,10 +108,10 @@ class Table:
         for start in range(0, self.pages, DIGEST_BLOCK_PAGES):
             rows = slice(start, start + DIGEST_BLOCK_PAGES)
             for column in (self.tokens, self.stamp, self.key, self.group):
-                crc = zlib.crc32(column[rows], crc)
+                crc = zlib.crc32(memoryview(column[rows]), crc)
             if references:
-                crc = zlib.crc32(self.references[rows], crc)
-                crc = zlib.crc32(self.free[rows], crc)
+                crc = zlib.crc32(memoryview(self.references[rows]), crc)
+                crc = zlib.crc32(memoryview(self.free[rows]), crc)
         for page, key in sorted((page, key) for page, keys in self.extra.items() for key in keys):
             crc = zlib.crc32(page.to_bytes(4, "little") + key[: KEY_BYTES + GROUP_BYTES], crc)
         return crc
@@ -121,7 +121,7 @@ class Table:
         crc, references, pages = AUDIT.unpack(body)
         if pages != self.pages or not self.complete or (references and not self.has_references):
             return None
-        return self.checksum(references=bool(references)) == crc
+        return bool(self.checksum(references=bool(references)) == crc)
 
     # --------------------------------------------------------------- applying
 
@@ -315,8 +315,10 @@ class Table:
                 self._index_extra(page, self.extra.get(page, ()), add=True)
 
     def _index_extra(self, page: int, keys: tuple[bytes, ...], *, add: bool) -> None:
-        assert self._presence is not None
-        change = self._presence.add if add else self._presence.discard
+        index = self._presence
+        if index is None:
+            return
+        change = index.add if add else index.discard
         for key in keys:
             change(page, key[KEY_BYTES + GROUP_BYTES - 1], key[:KEY_BYTES])
 

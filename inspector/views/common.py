@@ -3,11 +3,8 @@
 Invariant: JSON fields have one name and one meaning in all views. Used by the views only.
 """
 
-from hashlib import blake2b
-
-from agent.model.decision import Decision
 from agent.model.groups import Geometry
-from agent.model.snapshot import Capability, Consistency, Snapshot
+from agent.model.snapshot import Capability, Consistency, PoolInfo, Snapshot
 from agent.model.states import GroupId
 
 from ..format import clean, duration, when
@@ -44,6 +41,7 @@ def head(snapshot: Snapshot) -> Json:
             "epoch": capture.epoch,
             "age_seconds": None if capture.age_ns is None else capture.age_ns / 1e9,
             "duration_seconds": capture.duration_ns / 1e9,
+            "pause_seconds": None if capture.pause_ns is None else capture.pause_ns / 1e9,
             "notes": list(capture.notes),
         },
     }
@@ -72,6 +70,8 @@ def capture_line(snapshot: Snapshot) -> Cell | str:
     if capture.level is None:
         text += ", without the page table"
     text += f", took {duration(capture.duration_ns)}"
+    if capture.pause_ns is not None:
+        text += f", of the engine's time {duration(capture.pause_ns)}"
     if capture.consistency is Consistency.TORN:
         return Cell(text + " - numbers may not fit together", Tone.WARN)
     return text
@@ -100,16 +100,20 @@ def group_name(geometry: Geometry, group: GroupId | None) -> str | None:
     return geometry.groups[group].name if 0 <= group < len(geometry.groups) else f"group {group}"
 
 
+def usable_pages(pool: PoolInfo) -> int:
+    """Return the pages of a pool without the null page."""
+    return pool.pages - (0 if pool.null_page is None else 1)
+
+
+ESSENTIAL = frozenset({"decisions", "feed", "geometry", "pool", "requests", "safe_point"})
+"""Capabilities that every engine should have; others may be off because the engine has no such thing (a connector)."""
+
+
 def off_reasons(capabilities: tuple[Capability, ...]) -> list[str]:
-    """Return what the agent cannot do on this engine, a line each."""
-    return [f"{item.name}: {item.reason or 'no reason given'}" for item in capabilities if not item.on]
+    """Return what the agent should be able to do on this engine and cannot, a line each."""
+    return [f"{item.name}: {item.reason or 'no reason given'}" for item in essential_off(capabilities)]
 
 
-def usable_of(decision: Decision) -> int:
-    """Return the tokens that a request could really use: what the engine reused, else what our rules say."""
-    return decision.engine_usable
-
-
-def pseudonym(text: str) -> str:
-    """Return a short stable stand-in for a long free text, to tell two of them apart."""
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+def essential_off(capabilities: tuple[Capability, ...]) -> list[Capability]:
+    """Return the capabilities that are off and should not be."""
+    return [item for item in capabilities if not item.on and item.name in ESSENTIAL]

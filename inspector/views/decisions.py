@@ -55,8 +55,14 @@ def decisions(snapshot: Snapshot, picked: Sequence[Decision] | None) -> Report:
         item_kind="decision",
         names=[str(item.id) for item in picked or ()],
         blocks=[block],
-        notes=notes(snapshot),
+        notes=[
+            *notes(snapshot),
+            *([_UNEXPLAINED] if items and all(item.logical is None for item in picked or ()) else []),
+        ],
     )
+
+
+_UNEXPLAINED = "note: logical hits are known for requests that come while somebody follows: kvctl decisions -f"
 
 
 def row_of(geometry: Geometry, item: Decision) -> list[Value]:

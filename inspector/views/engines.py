@@ -10,7 +10,7 @@ from agent.model.snapshot import Snapshot
 
 from ..report import Cell, Column, Json, Kind, Report, Table, Tone, Value
 from ..reuse import sum_up
-from .common import head
+from .common import essential_off, head, usable_pages
 
 COLUMNS = (
     Column(header="PID"),
@@ -53,7 +53,7 @@ def _usable_ratio(snapshot: Snapshot) -> float | None:
 
 
 def _agent(snapshot: Snapshot) -> str:
-    off = [item for item in snapshot.capabilities if not item.on and item.name != "changes"]
+    off = essential_off(snapshot.capabilities)
     mode = "changes" if snapshot.engine.allow_changes else "read-only"
     return f"{mode}, {len(off)} off" if off else mode
 
@@ -72,7 +72,7 @@ def _row(row: Row) -> list[Value]:
         engine.name,
         ", ".join(engine.devices) or None,
         _agent(snapshot),
-        None if pool is None else pool.pages,
+        None if pool is None else usable_pages(pool),
         None if pool is None else pool.usage_ratio,
         _usable_ratio(snapshot),
     ]
@@ -88,7 +88,7 @@ def _item(row: Row) -> Json:
         "answers": True,
         "error": None,
         "engine": head(snapshot)["engine"],
-        "pages": None if pool is None else pool.pages,
+        "pages": None if pool is None else usable_pages(pool),
         "usage_ratio": None if pool is None else pool.usage_ratio,
         "usable_of_logical_ratio": _usable_ratio(snapshot),
         "capabilities_off": [item.name for item in snapshot.capabilities if not item.on],

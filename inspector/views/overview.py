@@ -4,13 +4,13 @@ Invariant: works without a page table; what is missing then says so. Read by ``k
 """
 
 from agent.model.decision import Phase, Reason
-from agent.model.snapshot import PoolInfo, Snapshot
+from agent.model.snapshot import Snapshot
 
 from ..explain import REASONS
 from ..format import UNKNOWN, bar, count, percent, plural, size
 from ..report import Block, Cell, Facts, Json, Report, Tone
 from ..reuse import Reuse, sum_up
-from .common import capture_line, engine_line, group_name, head, notes, off_reasons
+from .common import capture_line, engine_line, group_name, head, notes, off_reasons, usable_pages
 
 GOOD_RATIO = 0.95
 """Usable over logical tokens above which nothing needs to be done."""
@@ -46,7 +46,11 @@ def _reuse_facts(snapshot: Snapshot, reuse: Reuse | None) -> list[tuple[str, lis
         reused = sum(item.engine_usable for item in snapshot.decisions or ())
         looked = sum(item.lookup_tokens for item in snapshot.decisions or ())
         line = f"reused by the engine  {bar(reused / looked if looked else None)} {count(reused)} of {count(looked)}"
-        return [("REUSE", [text, line]), ("DO", ["kvctl decisions -f explains decisions while it follows them"])]
+        hint = [
+            "kvctl inspect prefixes   what of the cache can be used right now",
+            "kvctl decisions -f       explains each request from now on",
+        ]
+        return [("REUSE", [text, line]), ("DO", [*hint])]
     facts = [("REUSE", _bars(reuse)), ("WHY", _why(snapshot, reuse))]
     do = _what_to_do(reuse)
     return [*facts, ("DO", do)] if do else facts
@@ -104,7 +108,8 @@ def _what_to_do(reuse: Reuse) -> list[str | Cell]:
         return []
     return [
         REASONS[reason].action,
-        f"kvctl explain {reason}   kvctl decisions --where reason={reason}   kvctl inspect groups",
+        f"kvctl explain {reason}",
+        f"kvctl decisions --where reason={reason}",
     ]
 
 
@@ -119,11 +124,6 @@ def _pool_facts(snapshot: Snapshot) -> list[tuple[str, list[str | Cell]]]:
     if pool.page_bytes is not None:
         line += f", {size(usable * pool.page_bytes)} in all"
     return [("PAGES", [line])]
-
-
-def usable_pages(pool: PoolInfo) -> int:
-    """Return the pages of a pool without the null page."""
-    return pool.pages - (0 if pool.null_page is None else 1)
 
 
 def _request_facts(snapshot: Snapshot) -> list[tuple[str, list[str | Cell]]]:
@@ -144,11 +144,7 @@ def _by_status(snapshot: Snapshot) -> dict[str, int]:
 def _agent_facts(snapshot: Snapshot) -> list[tuple[str, list[str | Cell]]]:
     version = snapshot.engine.agent_version or UNKNOWN
     mode = "may change the engine" if snapshot.engine.allow_changes else "read-only"
-    off = [
-        Cell(f"off: {text}", Tone.WARN)
-        for text in off_reasons(snapshot.capabilities)
-        if not text.startswith("changes:")
-    ]
+    off = [Cell(f"off: {text}", Tone.WARN) for text in off_reasons(snapshot.capabilities)]
     return [("AGENT", [f"{version}, {mode}", *off])]
 
 

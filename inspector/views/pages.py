@@ -5,6 +5,7 @@ Invariant: the lines of the breakdown add up to the pool. Read by ``kvctl inspec
 
 import numpy as np
 
+from agent.feedformat import STEP_SHIFT
 from agent.model.snapshot import Snapshot
 
 from ..columns import columns_of, in_transit, stale
@@ -30,7 +31,7 @@ _LIST_COLUMNS = (
     Column(header="STATUS"),
     Column(header="HELD BY", kind=Kind.COUNT),
     Column(header="KEY", blank="-"),
-    Column(header="STAMP", kind=Kind.COUNT, wide=True),
+    Column(header="REGISTERED", wide=True),
 )
 
 
@@ -94,12 +95,16 @@ def _list(items: list[Json], found: Occupancy) -> Table:
             Cell(item["status"], Tone.PLAIN if item["status"] == "ready" else Tone.BAD),
             item["references"],
             item["key"],
-            item["stamp"],
+            _step(item["stamp"]),
         ]
         for item in items
     ]
     title = f"cached pages, the furthest first ({len(items)} of {found.cached:,}; --limit shows more)"
     return Table(columns=_LIST_COLUMNS, rows=rows, title=title, empty="no page carries a key: the cache is empty")
+
+
+def _step(stamp: int | None) -> str | None:
+    return None if stamp is None else f"step {stamp >> STEP_SHIFT:,}"
 
 
 def _listed(snapshot: Snapshot, limit: int, *, reveal: bool) -> list[Json]:

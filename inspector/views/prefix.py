@@ -166,7 +166,7 @@ def _facts(
 
 
 _ONE_LOOK = (
-    "One look at the table cannot tell whether they were evicted (window_hole, evicted) or never kept "
+    "One look at the table cannot tell whether it was evicted (window_hole, evicted) or never kept "
     "(not_retained). The decision of a request that used the prefix does:"
 )
 
@@ -178,7 +178,7 @@ def _why(snapshot: Snapshot, hit: Hit, details: Sequence[Json]) -> list[tuple[st
         (item["missing_tokens"] for item in details if item["id"] == hit.limiting_group), []
     )
     text = f"{limiting} limits" + (
-        f": tokens {missing[0][0]:,}-{missing[0][1]:,} are not cached in it" if missing else ""
+        f": no page of this prefix is known in it for tokens {missing[0][0]:,}-{missing[0][1]:,}" if missing else ""
     )
     if hit.reason is None or hit.reason is Reason.UNKNOWN:
         action = [

@@ -17,12 +17,12 @@ _COLUMNS = (
     Column(header="STATE"),
     Column(header="PAGES", kind=Kind.COUNT, blank="-"),
     Column(header="READY", kind=Kind.COUNT, blank="-"),
-    Column(header="MOVING", kind=Kind.COUNT, blank="-"),
+    Column(header="IN TRANSIT", kind=Kind.COUNT, blank="-"),
     Column(header="STALE", kind=Kind.COUNT, blank="-"),
-    Column(header="LOST TOKENS", kind=Kind.COUNT, blank="-"),
+    Column(header="LOST", kind=Kind.COUNT, blank="-"),
     Column(header="GROUPS", elastic=True, blank="unknown"),
-    Column(header="HOLDS", wide=True),
-    Column(header="LOSS MEANS", wide=True),
+    Column(header="HOLDS", wide=True, elastic=True),
+    Column(header="LOSS MEANS", wide=True, elastic=True),
 )
 
 

@@ -26,8 +26,8 @@ def completion(
     r"""Print the completion script of a shell.
 
     \b
-    bash   kvctl completion bash > ~/.local/share/bash-completion/completions/kvctl
-    zsh    kvctl completion zsh > ~/.zfunc/_kvctl      (with fpath+=~/.zfunc before compinit)
+    bash   source <(kvctl completion bash)          in ~/.bashrc
+    zsh    kvctl completion zsh > ~/.zfunc/_kvctl   ~/.zfunc in fpath
     fish   kvctl completion fish > ~/.config/fish/completions/kvctl.fish
     """
     from typer.completion import get_completion_script  # type: ignore[attr-defined]

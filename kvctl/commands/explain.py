@@ -22,7 +22,7 @@ app = new_app()
 def explain(
     options: Options,
     topic: Annotated[
-        str | None, typer.Argument(help="A reason, code, word, or the id of a decision.", metavar="[TOPIC]")
+        str | None, typer.Argument(help="A reason, code, word, or the id of a decision.", metavar="TOPIC")
     ] = None,
 ) -> None:
     r"""Explain what happened and what to do about it.

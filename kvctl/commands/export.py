@@ -18,6 +18,7 @@ from kvctl.options import Options, Part, new_app, with_options
 from kvctl.output import say
 
 if TYPE_CHECKING:
+    from agent.model.snapshot import Snapshot
     from exporters.catalogue import Sample
     from exporters.fleet import Fleet
     from exporters.otel import Telemetry
@@ -93,10 +94,30 @@ def _fleet(options: Options, telemetry: "Telemetry | None", pages_s: float | Non
         opener,
         version=__version__,
         sink=None if telemetry is None else telemetry.spans,
+        analyse=_stranded,
         rhythm=Rhythm(pages_s=pages_s, gates_s=gates_s),
         note=say,
         own_samples=own_samples,
     )
+
+
+def _stranded(snapshot: "Snapshot") -> "list[Sample]":
+    """Return the memory of stranded pages by state; nothing where it cannot be told."""
+    from exporters.catalogue import CATALOGUE, Sample
+    from inspector.prefixes import Prefixes
+
+    pages = None if snapshot.pages is None else Prefixes(snapshot).stranded
+    if pages is None:
+        return []
+    pool = snapshot.pool.page_bytes if snapshot.pool is not None else None
+    sums: dict[str, int] = {}
+    for group in snapshot.geometry.groups:
+        page_bytes = group.page_bytes if group.page_bytes is not None else pool
+        if page_bytes is None:
+            return []
+        sums[group.state.value] = sums.get(group.state.value, 0) + pages[group.id] * page_bytes
+    metric = CATALOGUE["stranded_bytes"]
+    return [Sample(metric=metric, labels=(state, "pool"), value=number) for state, number in sums.items()]
 
 
 def _serve(fleet: "Fleet", listen: str) -> Any:

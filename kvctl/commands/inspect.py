@@ -34,12 +34,12 @@ class View(StrEnum):
 
 _NEEDS = {
     View.OVERVIEW: Need.OVERVIEW,
-    View.GROUPS: Need.CONTENT,
-    View.STATES: Need.CONTENT,
+    View.GROUPS: Need.QUICK,
+    View.STATES: Need.QUICK,
     View.PAGES: Need.REFERENCES,
     View.PREFIXES: Need.CONTENT,
     View.PREFIX: Need.REFERENCES,
-    View.REQUESTS: Need.REFERENCES,
+    View.REQUESTS: Need.QUICK,
     View.TIERS: Need.OVERVIEW,
 }
 
@@ -48,11 +48,9 @@ _NEEDS = {
 @with_options(*READ)
 def inspect(
     options: Options,
-    view: Annotated[
-        View, typer.Argument(help="What to look at.", metavar="[VIEW]", show_default=False)
-    ] = View.OVERVIEW,
+    view: Annotated[View, typer.Argument(help="What to look at.", metavar="VIEW", show_default=False)] = View.OVERVIEW,
     selector: Annotated[
-        str | None, typer.Argument(help="For prefix: which one.", metavar="[SELECTOR]", show_default=False)
+        str | None, typer.Argument(help="For prefix: which one.", metavar="SELECTOR", show_default=False)
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Rows of pages and prefixes.")] = 20,
 ) -> None:

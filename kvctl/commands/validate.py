@@ -69,7 +69,7 @@ def validate(
 
     gates = tuple(gate_of(name) for name in gate) if gate else ALL_GATES
     session = _Validation(gates, prefix, fail_on, planted=self_test)
-    show(options, Need.REFERENCES, session.view)
+    show(options, Need.EVIDENCE, session.view)
     raise typer.Exit(session.code)
 
 

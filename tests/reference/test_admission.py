@@ -1,6 +1,8 @@
 """Admission: nobody starves, nobody spins, and one formula says what fits."""
 
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -9,6 +11,7 @@ from agent.model.states import State
 from agent.reference.admission import fits, over_cap, pages_needed, smallest_pools
 from agent.reference.config import EngineConfig
 from agent.reference.engine import Engine
+from agent.reference.faults import Fault
 from agent.reference.geometry import group_specs
 from agent.reference.pages import NULL
 from tests.support.reference import MODEL, Recorder, Truth, check_pages
@@ -18,11 +21,11 @@ def _prompt(dice: random.Random, count: int) -> list[int]:
     return [dice.randrange(MODEL.vocabulary) for _ in range(count)]
 
 
-def _tight(max_tokens: int = 120, chunk: int = 16, **changes: object) -> EngineConfig:
+def _tight(max_tokens: int = 120, chunk: int = 16, **changes: Any) -> EngineConfig:
     """Return a configuration whose pools just hold the longest request."""
     config = EngineConfig(max_tokens=max_tokens, chunk=chunk)
     need = smallest_pools(group_specs(MODEL, config), config)
-    settings: dict[str, object] = {
+    settings: dict[str, Any] = {
         "max_tokens": max_tokens,
         "chunk": chunk,
         "compressed_pages": need[State.COMPRESSED],
@@ -32,7 +35,7 @@ def _tight(max_tokens: int = 120, chunk: int = 16, **changes: object) -> EngineC
         "poison": True,
         **changes,
     }
-    return EngineConfig(**settings)  # type: ignore[arg-type]
+    return EngineConfig(**settings)
 
 
 def _held(engine: Engine, name: str) -> dict[State, int]:
@@ -72,16 +75,12 @@ def test_a_prompt_of_the_size_of_the_pool_is_admitted() -> None:
 def test_what_can_never_be_admitted_is_refused_at_once() -> None:
     """A request that the pools can never hold is refused with the pool's name, not queued for ever."""
     config = _tight()
-    engine = Engine(MODEL, EngineConfig(**{**_fields(config), "tail_pages": config.tail_pages - 1}))
+    engine = Engine(MODEL, replace(config, tail_pages=config.tail_pages - 1))
     with pytest.raises(RefusedError) as refusal:
         engine.submit("r", _prompt(random.Random(1), 110), 10)
     assert "tail" in str(refusal.value.why)
     with pytest.raises(RefusedError):
         engine.submit("r", _prompt(random.Random(1), 500), 10)
-
-
-def _fields(config: EngineConfig) -> dict[str, object]:
-    return {name: getattr(config, name) for name in config.__slots__}
 
 
 @pytest.mark.parametrize("host", [0, 60])
@@ -92,7 +91,9 @@ def test_nobody_starves_in_a_full_pool(host: int) -> None:
     recorder = Recorder(engine)
     root = _prompt(dice, 100)
     for number in range(60):
-        engine.submit(f"r{number}", root[: dice.randint(1, 100)] + _prompt(dice, dice.randint(1, 10)), dice.randint(1, 8))
+        engine.submit(
+            f"r{number}", root[: dice.randint(1, 100)] + _prompt(dice, dice.randint(1, 10)), dice.randint(1, 8)
+        )
     usage = 0.0
     for _ in range(6_000):
         if engine.idle:
@@ -145,8 +146,6 @@ def test_shared_pages_are_not_charged_twice() -> None:
 
 def test_a_lost_acknowledgement_does_not_block_anybody() -> None:
     """A request whose load is never acknowledged gives up after a while and is computed."""
-    from agent.reference.faults import Fault
-
     truth, dice = Truth(), random.Random(4)
     engine = Engine(MODEL, _tight(host_pages=200), weights=truth.weights)
     prompt = _prompt(dice, 100)

@@ -85,7 +85,13 @@ def test_a_truncated_file_is_set_aside(keep: str, tmp_path: Path) -> None:
     disk.close()
     path = tmp_path / _name(1).file
     size = path.stat().st_size
-    sizes = {"none": 0, "header length": 8, "half the header": 60, "half the body": size // 2, "all but one byte": size - 1}
+    sizes = {
+        "none": 0,
+        "header length": 8,
+        "half the header": 60,
+        "half the body": size // 2,
+        "all but one byte": size - 1,
+    }
     os.truncate(path, sizes[keep])
     disk = Disk(tmp_path, PRINT, faults=Faults())
     assert not disk.ready
@@ -130,7 +136,7 @@ def test_another_fingerprint_is_foreign_and_left_alone(tmp_path: Path) -> None:
     disk.write(_name(1), 16, _content(1), "0" * 32)
     disk.close()
     disk = Disk(tmp_path, PRINT, faults=Faults())
-    assert (disk.ready, disk.foreign, disk.unusable) == (set(), {_name(1)}, {"foreign": 1})
+    assert (disk.ready, disk.foreign, disk.unusable) == (set(), {_name(1): "0" * 32}, {"foreign": 1})
     assert (tmp_path / _name(1).file).exists()
     disk.close()
 
@@ -282,7 +288,7 @@ def test_transfers_in_a_thread_give_the_same_answers(tmp_path: Path) -> None:
     engine = Engine(MODEL, config, weights=truth.weights, threaded_transfers=True)
     recorder = Recorder(engine)
     for number in range(25):
-        engine.submit(f"r{number}", PROMPT[: dice.randint(1, 100)] + [number], 3)
+        engine.submit(f"r{number}", [*PROMPT[: dice.randint(1, 100)], number], 3)
         for _ in range(dice.randint(0, 6)):
             engine.step()
             idle = [page for pool in engine.pages.evictable.values() for page in pool]

@@ -39,7 +39,7 @@ def test_chunked_prefill_and_decode_equal_the_dense_model(chunk: int) -> None:
     assert recorder.worst(truth) < 1e-9
 
 
-@pytest.mark.parametrize("layers", LAYOUTS, ids=lambda layers: "+".join(layers))
+@pytest.mark.parametrize("layers", LAYOUTS, ids="+".join)
 def test_any_mix_of_layers_works(layers: tuple[LayerKind, ...]) -> None:
     """Models of one kind of layer, and in any order, are computed as the dense model computes them, reused or not."""
     model = ModelConfig(layers=layers)
@@ -64,7 +64,7 @@ def test_hca_ratio_of_128_works() -> None:
     recorder = Recorder(engine)
     prompt = _tokens(300)
     for number in range(2):
-        engine.submit(f"r{number}", prompt + [number], 4)
+        engine.submit(f"r{number}", [*prompt, number], 4)
         engine.run()
     assert engine.scheduler.records[1].reused == 256
     assert recorder.worst(truth) < 1e-9

@@ -31,7 +31,6 @@ class AllocatorMachine(RuleBasedStateMachine):
         self.pages = Pages(SIZES, ghosts=4)
         self.holders: Counter[int] = Counter()
         self.keys: dict[int, bytes] = {}
-        self.free_before = dict(enumerate(self.pages.generation))
         self.copied: list[int] = []
         self.pages.on_copy_out = self.copied.append
         self.serial = 0

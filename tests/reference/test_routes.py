@@ -2,10 +2,12 @@
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from agent.model.decision import Fidelity, Outcome, Reason
+from agent.model.states import State
 from agent.reference.config import ALL_ROUTES, EngineConfig, LayerKind, ModelConfig, Recovery
 from agent.reference.engine import Engine
 from agent.reference.geometry import GroupName
@@ -33,7 +35,7 @@ def everything(engine: Engine) -> None:
 
 
 LOSSES: dict[Recovery, Callable[[Engine], object]] = {
-    Recovery.MAP: lambda engine: None,
+    Recovery.MAP: lambda _: None,
     Recovery.TAIL: lambda engine: evict(engine, GroupName.CSA_TAIL),
     Recovery.WINDOW: lambda engine: evict(engine, GroupName.WINDOW),
     Recovery.INDEXER: lambda engine: evict(engine, GroupName.INDEXER),
@@ -42,11 +44,11 @@ LOSSES: dict[Recovery, Callable[[Engine], object]] = {
 
 
 def second_request(
-    loss: Callable[[Engine], object], truth: Truth, *, model: ModelConfig = MODEL, **changes: object
+    loss: Callable[[Engine], object], truth: Truth, *, model: ModelConfig = MODEL, **changes: Any
 ) -> Engine:
     """Cache a prompt, lose something, ask again; returns the engine after both, compared with the truth."""
-    settings: dict[str, object] = {"host_pages": 200, "degrade": False, "poison": True, **changes}
-    engine = Engine(model, EngineConfig(**settings), weights=truth.weights)  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"host_pages": 200, "degrade": False, "poison": True, **changes}
+    engine = Engine(model, EngineConfig(**settings), weights=truth.weights)
     engine.submit("first", PROMPT, 1)
     engine.run()
     loss(engine)
@@ -137,8 +139,9 @@ def test_a_shorter_prefix_is_part_of_the_chain() -> None:
 
     def lose_last(engine: Engine) -> None:
         group = engine.pools.by_name[GroupName.COMPRESSED].id
-        pages = [page for page in engine.pages.evictable[engine.pools.by_name[GroupName.COMPRESSED].state]]
-        engine.pages.evict(max((p for p in pages if engine.pages.group[p] == group), key=engine.pages.tokens.__getitem__))
+        idle = engine.pages.evictable[State.COMPRESSED]
+        mine = [page for page in idle if engine.pages.group[page] == group]
+        engine.pages.evict(max(mine, key=engine.pages.tokens.__getitem__))
 
     record = second_request(lose_last, Truth(), degrade=True, host_pages=0).scheduler.records[-1]
     assert (record.outcome, record.reused, record.usable) == (Outcome.PARTIAL, BOUNDARY - 16, BOUNDARY - 16)
@@ -168,8 +171,14 @@ def test_a_bounded_replay_is_approximate_and_never_cached() -> None:
     """W tokens replayed give other hidden states; the record says so and nothing of the request is registered."""
     truth = Truth()
     routes = ALL_ROUTES - {Recovery.TRANSFER}
-    settings = {"host_pages": 0, "degrade": False, "poison": True, "routes": routes, "bounded_replay": True}
-    engine = Engine(MODEL, EngineConfig(**settings), weights=truth.weights)  # type: ignore[arg-type]
+    settings: dict[str, Any] = {
+        "host_pages": 0,
+        "degrade": False,
+        "poison": True,
+        "routes": routes,
+        "bounded_replay": True,
+    }
+    engine = Engine(MODEL, EngineConfig(**settings), weights=truth.weights)
     engine.submit("first", PROMPT, 1)
     engine.run()
     evict(engine, GroupName.WINDOW)

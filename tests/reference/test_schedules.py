@@ -30,7 +30,18 @@ def test_the_schedules_reach_everything(tmp_path: Path) -> None:
         seen["cancelled"] += result.cancelled
         seen["loaded"] += result.loaded
     wanted = {
-        "map_in_place", "recompute_tail", "realign_window", "rebuild_indexer", "transfer", "degraded",
-        "reuse", "partial", "prefetching", "recompute", "preempted", "cancelled", "loaded",
+        "map_in_place",
+        "recompute_tail",
+        "realign_window",
+        "rebuild_indexer",
+        "transfer",
+        "degraded",
+        "reuse",
+        "partial",
+        "prefetching",
+        "recompute",
+        "preempted",
+        "cancelled",
+        "loaded",
     }
     assert wanted <= set(seen), wanted - set(seen)

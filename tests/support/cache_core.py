@@ -1,4 +1,4 @@
-"""vLLM's real cache core without a model: managers of the group mixes that the feed is tested on, and requests for them.
+"""vLLM's real cache core without a model: managers of the group mixes that the feed is tested on, and requests.
 
 Needs vLLM; nothing here replaces any part of it.
 """
@@ -143,7 +143,7 @@ class Workload:
         core: Core,
         rng: random.Random,
         *,
-        before_lookup: Callable[[Any], object] = lambda request: None,
+        before_lookup: Callable[[Any], object] = id,
         prompt_tokens: int = 2500,
     ) -> None:
         self.core = core
@@ -200,10 +200,10 @@ class Workload:
 
     def _chunk(self, request: Any, start: int, most: int) -> int:
         """Return how many tokens to schedule; Mamba's states are cached where a chunk of the prompt ends."""
-        end = min(start + most, request.num_tokens)
+        end = min(start + most, int(request.num_tokens))
         if self.core.kind == "mamba_partial" and start < request.num_prompt_tokens:
-            unit, block = self.core.hash_unit, self.core.managers[0].block_size
-            boundary = (request.num_prompt_tokens - 1) // unit * unit
+            unit, block = self.core.hash_unit, int(self.core.managers[0].block_size)
+            boundary = (int(request.num_prompt_tokens) - 1) // unit * unit
             for stop in (boundary // block * block, boundary):
                 if start < stop < end:
                     end = stop

@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
+from agent.errors import KvctlError
 from agent.model.decision import Decision
 from agent.model.groups import Geometry
 from agent.model.snapshot import EngineInfo, Level, Snapshot
@@ -76,6 +77,7 @@ class FakeSession:
     fresh: list[tuple[Decision, ...]] = field(default_factory=list)
     followed: list[Level] = field(default_factory=list)
     closed: bool = False
+    follow_error: KvctlError | None = None
 
     @property
     def info(self) -> EngineInfo:
@@ -95,6 +97,8 @@ class FakeSession:
 
     def follow(self, level: Level = Level.CONTENT, *, progress: Any = None, deadline_s: float = 1.0) -> None:
         """Join at a level."""
+        if self.follow_error is not None:
+            raise self.follow_error
         self.followed.append(level)
         if progress is not None:
             progress(0.5)
@@ -106,9 +110,13 @@ class FakeSession:
             return self.fresh.pop(0)
         return ()
 
-    def snapshot(self, *, tables: bool = True, free_list: bool = False) -> Snapshot:
+    def snapshot(self, *, tables: bool = True, free_list: bool = False, lookups: int = 0) -> Snapshot:
         """Return the whole snapshot."""
         return self.full
+
+    def call(self, op: str, **_: Any) -> dict[str, Any]:
+        """Answer nothing: there are no workers."""
+        return {}
 
     def close(self) -> None:
         """Note that it was closed."""

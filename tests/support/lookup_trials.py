@@ -18,7 +18,7 @@ from agent.model.groups import Geometry
 from agent.model.snapshot import Level
 from agent.model.states import KEY_BYTES, State
 from agent.probe.feed import Feed
-from agent.resume import Presence, evaluate, expected_engine_hit, explain_difference
+from agent.resume import Presence, evaluate, expected_engine_hit, explain_difference, possible
 from agent.table import RingReader
 from tests.support import vllm_groups as groups
 from tests.support.vllm_worlds import Key, KeySet, Traffic, World, keys_of, plant, plant_keys, random_evictions
@@ -30,17 +30,19 @@ KINDS = ("full", "window", "tail", "chunked", "recurrent")
 def choose_setup(random: Random) -> groups.Setup:
     """Pick a real model's groups, or make some up; a third each way of keeping windows."""
     draw, keep = random.random(), random.choice
-    if draw < 0.16:
+    if draw < 0.18:
         return groups.deepseek_v4(keep([None, 0, 512]))
-    if draw < 0.20:
+    if draw < 0.26:
+        return groups.deepseek_v4_1(keep([None, 0, 512]))
+    if draw < 0.30:
         return groups.gemma3(keep([None, 0, 256]))
-    if draw < 0.25:
+    if draw < 0.34:
         return groups.gpt_oss(keep([None, 0, 256]), longest=800)
-    if draw < 0.33:
+    if draw < 0.46:
         return groups.llama4(longest=1200)
-    if draw < 0.38:
+    if draw < 0.51:
         return groups.mamba_hybrid(keep([None, 0, 256]), longest=1000)
-    if draw < 0.43:
+    if draw < 0.56:
         return groups.mamba_hybrid(keep([None, 0, 256]), unit=16, longest=1000)
     return groups.random_setup(random)
 
@@ -86,7 +88,7 @@ class Tally:
         return [*rows, f"  engine departs from the rules, by name: {named}"]
 
 
-class Disagreement(AssertionError):
+class DisagreementError(AssertionError):
     """The engine's answer is not what the rules and the named deviations give."""
 
 
@@ -151,9 +153,21 @@ class Run:
         if hit.usable != answer:
             names = explain_difference(geometry, chain, presence, limit=limit, answer=answer)
             self.tally.deviations["+".join(sorted(names or ["UNNAMED"]))] += 1
-        if expected_engine_hit(geometry, chain, presence, limit=limit) != answer:
-            raise Disagreement(_report(world, geometry, presence, chain, limit, where))
+        if not possible(geometry):
+            agree = hit.usable == answer
+        else:
+            agree = expected_engine_hit(geometry, chain, presence, limit=limit) == answer
+        if not agree:
+            raise DisagreementError(_report(world, geometry, presence, chain, limit, where))
         return hit
+
+
+class KnownPool(VllmPool):
+    """A pool whose source was found complete before: reading it anew for each of thousands of pools takes too long."""
+
+    def refuse(self) -> str | None:
+        """Refuse nothing."""
+        return None
 
 
 @dataclass(slots=True)
@@ -166,7 +180,7 @@ class FeedTable:
 
     def __post_init__(self) -> None:
         coordinator = self.world.manager.coordinator
-        port = VllmPool(self.world.manager.block_pool, coordinator.single_type_managers)
+        port = KnownPool(self.world.manager.block_pool, coordinator.single_type_managers)
         self.feed = Feed(port, ring_bytes=1 << 20)
         self.feed.install()
         self.feed.join(Level.CONTENT)
@@ -190,7 +204,7 @@ class FeedTable:
 def _report(world: World, geometry: Geometry, presence: Any, chain: Sequence[bytes], limit: int, where: str) -> str:
     """Reduce a disagreement to the fewest pages that show it, on a fresh manager."""
     unit = geometry.hash_unit
-    held = [(g.id, i) for g in geometry.groups for i, key in enumerate(chain) if presence.has(g.id, key)]
+    held = [(int(g.id), i) for g in geometry.groups for i, key in enumerate(chain) if presence.has(g.id, key)]
     digests = [key + bytes(16) for key in chain]
 
     def answers(pages: list[tuple[int, int]]) -> tuple[int, int]:
@@ -210,8 +224,8 @@ def _report(world: World, geometry: Geometry, presence: Any, chain: Sequence[byt
     described = "\n".join(f"    {group}" for group in geometry.groups)
     pages = [(group, (i + 1) * unit) for group, i in held]
     return (
-        f"{where}: engine {engine}, rules with all named deviations {ours} (usable "
-        f"{evaluate(geometry, chain, presence, limit=limit).usable}), limit {limit}, {len(chain)} keys of {unit} tokens\n"
+        f"{where}: engine {engine}, rules with all named deviations {ours}, usable "
+        f"{evaluate(geometry, chain, presence, limit=limit).usable}; limit {limit}, {len(chain)} keys a {unit} tokens\n"
         f"  {world.setup}\n{described}\n  fewest pages, as (group, boundary): {pages}\n"
         f"  again: KVCTL_SEED={where.split()[1].rstrip(',')} python -m pytest tests/engine/property"
     )

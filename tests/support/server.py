@@ -53,15 +53,15 @@ class Host:
     runtime: Path
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    def kvctl(self, *arguments: str, deadline_s: float = 120.0, prefix: Sequence[str] = ()) -> Result:
-        """Run one kvctl command in its own process; ``prefix`` goes before it (``setpriv ...``)."""
+    def kvctl(self, *arguments: str, deadline_s: float = 120.0, command: Sequence[str] | None = None) -> Result:
+        """Run one kvctl command in its own process; ``command`` starts it in another way."""
         environment = engine_env.clean_environment() | {
             "KVCTL_RUNTIME_DIR": str(self.runtime),
             "NO_COLOR": "1",
             "COLUMNS": "200",
         }
         done = subprocess.run(
-            [*prefix, *engine_env.kvctl_command(), *arguments],
+            [*(command or engine_env.kvctl_command()), *arguments],
             env=environment | dict(self.environment),
             cwd=engine_env.ROOT,
             stdin=subprocess.DEVNULL,

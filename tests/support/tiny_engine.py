@@ -15,6 +15,7 @@ from typing import Any
 from agent import paths
 from agent.engines.base import RequestRow
 from agent.errors import UnsupportedError
+from agent.model.evidence import Evidence
 from agent.model.groups import Geometry, Group
 from agent.model.snapshot import Capability, EngineInfo, PoolInfo, Tier
 from agent.model.states import GroupId, ResumeKind, State
@@ -145,6 +146,14 @@ class TinyEngine:
     def tiers(self) -> tuple[Tier, ...]:
         """None."""
         return ()
+
+    def evidence(self) -> Evidence:
+        """None."""
+        return Evidence()
+
+    def hash_table(self) -> list[tuple[bytes, Any]]:
+        """Empty."""
+        return []
 
     def chain(self, request: str) -> list[bytes]:
         """No request has one."""

@@ -77,9 +77,9 @@ def v4_main() -> MLAAttentionSpec:
     return MLAAttentionSpec(block_size=256, tokens_per_state=4, **_V4)
 
 
-def v4_window() -> SlidingWindowMLASpec:
-    """DeepSeek-V4: window of 128 tokens."""
-    return SlidingWindowMLASpec(block_size=64, sliding_window=128, **_V4)
+def v4_window(*, bounded_replay: bool = False) -> SlidingWindowMLASpec:
+    """DeepSeek-V4: window of 128 tokens; V4.1 computes it again instead of keeping it."""
+    return SlidingWindowMLASpec(block_size=64, sliding_window=128, bounded_replay=bounded_replay, **_V4)
 
 
 def v4_state(block: int, width: int, size: int) -> SlidingWindowMLASpec:
@@ -101,7 +101,7 @@ class Setup:
     """Hash unit in tokens."""
     retention: int | None = 0
     drafts: frozenset[int] = frozenset()
-    pages: int = 4000
+    pages: int = 3000
     longest: int = 2048
     """Longest prompt worth trying, in tokens."""
 
@@ -150,6 +150,18 @@ def deepseek_v4(retention: int | None = 0, **more: Any) -> Setup:
         retention=retention,
         **more,
     )
+
+
+def deepseek_v4_1(retention: int | None = 0, **more: Any) -> Setup:
+    """Like DeepSeek-V4.1: windows are computed again after a hit instead of being kept, tails are kept."""
+    groups = (v4_window(bounded_replay=True), v4_main(), v4_state(4, 8, 2048), v4_state(8, 128, 1024))
+    layers = (
+        ("model.layers.0.attn.swa_cache",),
+        ("model.layers.2.attn.indexer.k_cache", "model.layers.2.attn"),
+        ("model.layers.2.attn.compressor.state_cache",),
+        ("model.layers.3.attn.compressor.state_cache",),
+    )
+    return Setup(name="deepseek-v4.1", groups=groups, layers=layers, unit=4, retention=retention, **more)
 
 
 def gemma3(retention: int | None = 0, block: int = 16, width: int = 1024, **more: Any) -> Setup:
@@ -220,7 +232,7 @@ def _finish(random: Random, name: str, groups: list[KVCacheSpec], unit: int) -> 
             drafts = frozenset()
     return Setup(
         name=name, groups=tuple(groups), unit=unit, retention=retention, drafts=drafts,
-        longest=random.randint(4, 24) * alignment,
+        longest=random.randint(4, 24) * alignment, pages=1200,
     )  # fmt: skip
 
 

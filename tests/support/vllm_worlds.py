@@ -83,12 +83,24 @@ def random_evictions(world: World, count: int) -> None:
     random, manager, unit = world.random, world.manager, world.setup.unit
     for _ in range(count):
         chain = world.chains[random.randrange(len(world.chains))]
-        group = random.randrange(len(world.setup.groups))
-        step = world.setup.groups[group].block_size // unit
-        last = len(chain) // step
-        if last:
-            back = min(last - 1, int(random.expovariate(0.4)) if random.random() < 0.6 else random.randrange(last))
-            drop(manager, group, chain[(last - back) * step - 1])
+        group = culprit(world)
+        step, whole = world.setup.groups[group].block_size // unit, _alignment(world) // unit
+        boundaries = len(chain) // whole
+        if random.random() < 0.7 and boundaries:
+            # One of the last blocks before one of the last boundaries that can be hit.
+            boundary = max(1, boundaries - int(random.expovariate(0.7))) * whole
+            number = boundary // step - int(random.expovariate(0.8))
+        else:
+            number = random.randint(1, max(1, len(chain) // step))
+        if 0 < number * step <= len(chain):
+            drop(manager, group, chain[number * step - 1])
+
+
+def culprit(world: World) -> int:
+    """Pick a group to spoil; kinds that few configurations have come first, so that each of them limits often."""
+    rare = [1 + 4 * (isinstance(spec, ChunkedLocalAttentionSpec) or spec.block_size == world.setup.unit)
+            for spec in world.setup.groups]  # fmt: skip
+    return world.random.choices(range(len(rare)), rare)[0]
 
 
 # --- planted -------------------------------------------------------------------------------------------------------
@@ -117,9 +129,13 @@ def _plant_chain(world: World, chain: Sequence[bytes]) -> None:
     boundaries += [tokens // alignment * alignment] * (random.random() < 0.5)
     if random.random() < 0.4:
         boundaries = list(range(alignment, tokens + 1, alignment))
+    spoilt = culprit(world) if random.random() < 0.5 else None
     for group, spec in enumerate(setup.groups):
-        held = _pattern(world, group, spec, tokens, boundaries)
-        if random.random() < 0.35 and held:
+        if spoilt in {None, group}:
+            held = _pattern(world, group, spec, tokens, boundaries)
+        else:
+            held = set(range(spec.block_size, tokens + 1, spec.block_size)) if spec.prefix_cacheable else set()
+        if random.random() < 0.35 and held and spoilt in {None, group}:
             held.discard(random.choice(sorted(held)[-6:]))
         plant_keys(world.manager, group, [(end, chain[end // setup.unit - 1]) for end in sorted(held)])
 
@@ -242,9 +258,9 @@ class Traffic:
             self._settle()
 
     def _chunk(self, request: Request, position: int) -> int:
-        """Size of the next prefill chunk; recurrent groups end chunks where a state is kept, as vLLM's scheduler does."""
+        """Size of the next prefill chunk; with recurrent groups it ends where a state is kept, as vLLM schedules."""
         setup, random = self.world.setup, self.world.random
-        rest = request.num_tokens - position
+        rest = int(request.num_tokens) - position
         size = min(rest, random.choice([rest, rest, 3 * setup.alignment, setup.alignment]))
         recurrent = [spec.block_size for spec in setup.groups if isinstance(spec, MambaSpec)]
         if not recurrent:
@@ -252,7 +268,7 @@ class Traffic:
         block = max(recurrent)
         stops = [(request.num_prompt_tokens - 1) // setup.unit * setup.unit, request.shared_prefix_boundary]
         stops += [(position // block + 1) * block, (request.num_tokens - 1) // block * block]
-        ends = [stop for stop in stops if position < stop < position + size]
+        ends = [int(stop) for stop in stops if position < stop < position + size]
         return (min(ends) if ends else position + size) - position
 
     def _settle(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ... import paths
 from ...errors import TargetError, UnsupportedError
+from ...model.evidence import Evidence
 from ...model.groups import Geometry
 from ...model.snapshot import Capability, EngineInfo, PoolInfo, Tier
 from ...probe.patches import Patches
@@ -18,6 +19,7 @@ from ..base import RequestRow
 from . import capabilities, invalidation, requests
 from .groups import geometry_of
 from .steps import install_step_hooks
+from .weights import WeightsWatch
 
 
 class VllmAdapter:
@@ -39,6 +41,7 @@ class VllmAdapter:
         self._reasons = capabilities.look(engine, served=served)
         self._geometry: Geometry | None = None
         self._probe: Any = None
+        self._weights: WeightsWatch | None = None
         self.quarantine = invalidation.Quarantine(engine.scheduler)
         self._wake_item = _wake_item() if served else None
 
@@ -125,6 +128,9 @@ class VllmAdapter:
         """Put in the hooks that the capabilities allow."""
         self._probe = probe
         install_step_hooks(self, probe, self._patches, served=self._served)
+        if self.off("safe_point") is None:
+            self._weights = WeightsWatch(probe)
+            self._weights.install(self.core, self._patches)
 
     def uninstall(self) -> None:
         """Take out every hook."""
@@ -174,6 +180,16 @@ class VllmAdapter:
     def tiers(self) -> tuple[Tier, ...]:
         """Describe the connector."""
         return requests.tiers(self.scheduler)
+
+    def evidence(self) -> Evidence:
+        """Return what is known beyond the tables."""
+        weights = None if self._weights is None else self._weights.evidence()
+        missing = {} if weights is not None else {"weights": "without a feed pages have no stamps to compare with"}
+        return Evidence(weights=weights, missing=missing)
+
+    def hash_table(self) -> list[tuple[bytes, Any]]:
+        """Copy the engine's hash table: key with group, and its page or a copy of its pages."""
+        return invalidation.table_copy(self._pool)
 
     def chain(self, request: str) -> list[bytes]:
         """Return a request's chained hashes."""

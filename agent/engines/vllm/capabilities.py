@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ...model.snapshot import Capability
+from .worker import METHODS
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,8 @@ NEEDS: Final[dict[str, tuple[Need, ...]]] = {
         Need(f"{_POOL}.get_num_free_blocks", ()),
         Need(f"{_POOL}.cached_block_hash_to_block"),
     ),
+    "hash_table": (Need(f"{_POOL}.cached_block_hash_to_block._cache"),),
+    "evidence": (Need("scheduler"),),
     "requests": (Need(f"{_SCHEDULER}.requests"), Need(f"{_COORDINATOR}.single_type_managers")),
     "free_list": (Need(f"{_POOL}.free_block_queue.fake_free_list_head.next_free_block"),),
     "holders": (Need(f"{_COORDINATOR}.single_type_managers"),),
@@ -69,11 +72,10 @@ IDLE_NEEDS: Final = (
 
 def fault(root: Any, need: Need) -> str | None:
     """Say what is wrong with one need; None when it is met."""
-    found = root
-    walked: list[str] = []
+    found, owner = root, ""
+    name = ""
     for name in need.path.split("."):
         owner = type(found).__name__
-        walked.append(name)
         try:
             found = getattr(found, name)
         except AttributeError:
@@ -81,18 +83,17 @@ def fault(root: Any, need: Need) -> str | None:
     if need.parameters is None:
         return None
     if not callable(found):
-        return f"{'.'.join(walked[-2:])} is not a function in this vLLM"
-    return _signature_fault(found, need.parameters, ".".join(walked[-2:]))
+        return f"{owner}.{name} is not a function in this vLLM"
+    return _signature_fault(found, need.parameters, f"{owner}.{name}")
 
 
 def _signature_fault(function: Any, wanted: Sequence[str], name: str) -> str | None:
     try:
-        signature = inspect.signature(function)
+        parameters = list(inspect.signature(function).parameters)
     except (TypeError, ValueError):
         return f"the parameters of {name} cannot be read"
-    parameters = list(signature.parameters)
     if tuple(parameters[: len(wanted)]) != tuple(wanted):
-        return f"{name} has other parameters in this vLLM: {signature}"
+        return f"{name} has other parameters in this vLLM: {', '.join(parameters) or 'none'}"
     return None
 
 
@@ -124,8 +125,21 @@ def look(engine: Any, *, served: bool) -> dict[str, str | None]:
         kind = type(connector).__name__
         reasons["holders"] = reasons["holders"] or f"{kind} may hold pages in ways that kvctl cannot attribute"
     for name in ("layout", "weights_digest"):
-        reasons[name] = "workers do not answer this in this version of kvctl"
+        reasons[name] = _worker_fault(engine, f"kvctl_{name}")
     return reasons
+
+
+def _worker_fault(engine: Any, method: str) -> str | None:
+    """Say why the workers cannot be asked; None where they can."""
+    if method not in METHODS:
+        return "workers do not answer this in this version of kvctl"
+    executor = getattr(engine, "model_executor", None)
+    kind = type(executor).__name__
+    if "Ray" in kind:
+        return f"workers of {kind} were never seen answering"
+    if not callable(getattr(executor, "collective_rpc", None)):
+        return "this engine has no collective call to its workers"
+    return None
 
 
 def as_capabilities(reasons: dict[str, str | None]) -> tuple[Capability, ...]:

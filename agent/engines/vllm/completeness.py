@@ -2,8 +2,8 @@
 
 Invariant: reads source, runs nothing, changes nothing. The feed is exact only if every place that writes a block's
 count, key or null mark, or one of the pool's two maps, is known: hooked, or next to something hooked. The places found
-in the source of the types in use are compared with :data:`ALLOWED`; one more turns the feed off and is named. Called once
-at start by the vLLM adapter.
+in the source of the types in use are compared with :data:`ALLOWED`; one more turns the feed off and is named. Called
+once at start by the vLLM adapter.
 
 Checked by hand for 0.28-0.33 (the places are the same in 0.30-0.33; 0.28 lacks two).
 """
@@ -133,7 +133,7 @@ def _judge(sites: Mapping[str, frozenset[str]], unreadable: Sequence[str]) -> st
     unknown = {name: what for name, what in unknown.items() if what}
     if not unknown:
         return None
-    first = sorted(unknown)[0]
+    first = min(unknown)
     more = f" and {len(unknown) - 1} more" if len(unknown) > 1 else ""
     return f"{first} {', '.join(sorted(unknown[first]))}{more}: this engine changes pages in a place that is not known"
 
@@ -216,34 +216,34 @@ class _Sites(ast.NodeVisitor):
         self.generic_visit(node)
         self._path.pop()
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> None:  # noqa: N802 - name given by ast
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self._enter(node)
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:  # noqa: N802
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         self._enter(node)
 
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:  # noqa: N802
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
         self._enter(node)
 
-    def visit_Assign(self, node: ast.Assign) -> None:  # noqa: N802
+    def visit_Assign(self, node: ast.Assign) -> None:
         for target in node.targets:
             self._target(target)
         self.generic_visit(node)
 
-    def visit_AugAssign(self, node: ast.AugAssign) -> None:  # noqa: N802
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
         self._target(node.target)
         self.generic_visit(node)
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:  # noqa: N802
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
         if node.value is not None:
             self._target(node.target)
         self.generic_visit(node)
 
-    def visit_Delete(self, node: ast.Delete) -> None:  # noqa: N802
+    def visit_Delete(self, node: ast.Delete) -> None:
         for target in node.targets:
             self._target(target)
 
-    def visit_For(self, node: ast.For) -> None:  # noqa: N802
+    def visit_For(self, node: ast.For) -> None:
         self._target(node.target)
         self.generic_visit(node)
 
@@ -266,7 +266,7 @@ class _Sites(ast.NodeVisitor):
         own = isinstance(target.value, ast.Name) and target.value.id == "self"
         return own and self._path[-1:] == ["__init__"] and self._path[0] not in {"BlockPool", "BlockHashToBlockMap"}
 
-    def visit_Call(self, node: ast.Call) -> None:  # noqa: N802
+    def visit_Call(self, node: ast.Call) -> None:
         names = _names(node.func)
         if names:
             last = names[-1]
@@ -274,10 +274,15 @@ class _Sites(ast.NodeVisitor):
                 self._note(f"calls {last}")
             elif last in CHANGES and MAPS & set(names[:-1]):
                 self._note(f"calls {'.'.join(names[-2:])}")
-            elif last in SETTERS and len(node.args) > 1 and isinstance(node.args[1], ast.Constant):
-                if node.args[1].value in PAGE_FIELDS:
-                    self._note(f"sets {node.args[1].value}")
+            elif last in SETTERS and (field := _constant(node.args)) in PAGE_FIELDS:
+                self._note(f"sets {field}")
         self.generic_visit(node)
+
+
+def _constant(arguments: Sequence[ast.expr]) -> object:
+    """Return the second argument if it is a constant: the field that ``setattr`` sets."""
+    second = arguments[1] if len(arguments) > 1 else None
+    return second.value if isinstance(second, ast.Constant) else None
 
 
 def _names(node: ast.expr) -> list[str]:

@@ -8,6 +8,7 @@ API servers and workers. Called by ``kvctl.plugin`` in every process of the engi
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import os
 import sys
 import threading
 import weakref
@@ -127,7 +128,8 @@ class Entry:
             self._begin(engine, served=False)
 
     def _begin(self, engine: Any, *, served: bool) -> None:
-        if engine in self._probes:
+        # The operator may have changed his mind since the plugin was loaded.
+        if engine in self._probes or os.environ.get("KVCTL_AGENT") != "1":
             return
         turn = None if served else threading.RLock()
         adapter = VllmAdapter(engine, served=served, notes=self._notes)

@@ -13,7 +13,7 @@ from ...probe.port import Events
 Failed = Callable[[str, BaseException], object]
 
 SLOT_ERRORS = (AttributeError, TypeError, LookupError, ValueError, RuntimeError, MemoryError)
-"""All that reading an attribute and extending a deque can raise."""
+"""All that reading an attribute, slicing a list and extending a deque can raise."""
 
 
 def follow_content(patches: Patches, pool: Any, managers: Sequence[Any], events: Events, failed: Failed) -> None:

@@ -1,7 +1,7 @@
 """vLLM's block pool as the feed sees it: hooks on one pool, and columns over its block objects.
 
-Invariant: hooks live in the instance, call the original first, then store references in lists; what could go wrong there
-is caught and turns the feed off. Uninstalling restores the instance exactly. Used by ``agent.probe`` on the engine's
+Invariant: hooks live in the instance, call the original first, then store references in lists; what could go wrong
+there is caught and turns the feed off. Uninstalling restores the instance exactly. Used by ``agent.probe`` on the engine's
 thread. Works with vLLM 0.28-0.33; what a version lacks is not hooked.
 
 The map of keys is replaced by a reset: it is resolved at each use and never kept.
@@ -11,14 +11,13 @@ import inspect
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import compress
+from operator import attrgetter
 from typing import Any
 
 from ...probe.patches import Patches
 from ...probe.port import Events, Registration, Words
 from .completeness import Completeness
-
-SLOT_ERRORS = (AttributeError, TypeError, LookupError, ValueError, RuntimeError, MemoryError)
-"""All that reading an attribute, slicing a list and appending to a deque can raise."""
+from .following import SLOT_ERRORS, follow_content, follow_references
 
 HOOKED_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "cache_full_blocks": (
@@ -66,6 +65,7 @@ class VllmPool:
         self._failed: Callable[[str, BaseException], object] | None = None
         self._changed: Callable[[Iterable[Any]], object] | None = None
         self.pages = len(pool.blocks)
+        self.page_id: Callable[[Any], int] = attrgetter("block_id")
         null = getattr(pool, "null_block", None)
         self.null_page: int | None = None if null is None else null.block_id
         self.key_bytes = key_bytes or _key_bytes(pool)
@@ -207,12 +207,12 @@ class VllmPool:
     def follow(self, events: Events, *, references: bool) -> None:
         """Put in the hooks of a joined feed, or change their level."""
         self.unfollow()
-        from .following import follow_content, follow_references
-
-        assert self._failed is not None
-        follow_content(self._joined, self._pool, self._managers, events, self._failed)
+        failed = self._failed
+        if failed is None:
+            return
+        follow_content(self._joined, self._pool, self._managers, events, failed)
         if references:
-            follow_references(self._joined, self._pool, events, self._failed)
+            follow_references(self._joined, self._pool, events, failed)
 
     def unfollow(self) -> None:
         """Take out the hooks of a joined feed; the always-on hooks stay."""
@@ -227,7 +227,7 @@ class VllmPool:
 
     def ids(self, pages: Iterable[Any]) -> list[int]:
         """Return block ids."""
-        return [page.block_id for page in pages]
+        return list(map(self.page_id, pages))
 
     def tokens(self, pages: Iterable[Any]) -> Words:
         """Return positions, 0 for a block without a key."""
@@ -303,7 +303,7 @@ def _key_bytes(pool: Any) -> int:
     """Return the length of the engine's keys: its hash and 4 bytes of group id."""
     for key in pool.cached_block_hash_to_block._cache:
         return len(key)
-    from vllm.v1.core import kv_cache_utils
+    from vllm.v1.core import kv_cache_utils  # noqa: PLC0415 - the host is imported inside functions only
 
     seed = getattr(kv_cache_utils, "NONE_HASH", None)
     return 36 if seed is None else len(seed) + 4

@@ -7,5 +7,7 @@ collective call refuses it by name instead of returning something made up.
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-METHODS: Final[Mapping[str, Callable[..., Any]]] = {}
-"""``kvctl_layout`` and ``kvctl_weights_digest`` come here; both are absent in this version."""
+from .layout import layout
+
+METHODS: Final[Mapping[str, Callable[..., Any]]] = {"kvctl_layout": layout}
+"""Method of the worker by name. ``kvctl_weights_digest`` comes here; it is absent in this version."""

@@ -4,6 +4,8 @@ One server with windows and full attention whose client spans go to our receiver
 """
 
 import json
+import os
+import signal
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -195,3 +197,21 @@ def test_the_span_joins_the_trace_of_the_client(server: Server, receiver: otlp.R
         found = otlp.attributes(span.attributes)  # type: ignore[attr-defined]
         assert (found["kvctl.reuse.lookup_tokens"], found["kvctl.reuse.usable_tokens"]) == (200, 0)
         wait_for(lambda: "kvctl.reuse_usable_tokens" in receiver.latest(), "metrics at the receiver")
+
+
+def test_a_stopped_engine_does_not_stop_the_scrapes(server: Server, log: Log, tmp_path: Path) -> None:
+    """While the engine's process stands still, scrapes are answered and show it as down; then all goes on."""
+    name = "kvctl_reuse_logical_tokens_total"
+    core = server.engine_pid()
+    with exporting(server.runtime, tmp_path) as exporter:
+        following(exporter)
+        begin = exporter.value(name, phase="first") or 0
+        os.kill(core, signal.SIGSTOP)
+        try:
+            wait_for(lambda: exporter.value("kvctl_up") == 0, "the engine to be shown as down")
+            assert exporter.value(name, phase="first") is None
+        finally:
+            os.kill(core, signal.SIGCONT)
+        following(exporter)
+        expected = begin + total(log.upto(traffic(server, "stopped")), "logical")
+        wait_for(lambda: exporter.value(name, phase="first") == expected, "the books to go on")

@@ -34,8 +34,8 @@ class Engine:
 
     @property
     def probe(self) -> Any:
-        """Its probe."""
-        return entry().probe_of(self.core)
+        """Its probe, or None."""
+        return None if entry() is None else entry().probe_of(self.core)
 
     def session(self) -> Session:
         """Open a session with it."""
@@ -72,6 +72,12 @@ class Engine:
         self.add(name, ids, tokens, **params)
         self.finish()
         return self.results[name]
+
+    def run_beside(self, name: str, ids: Sequence[int], tokens: int = 4) -> None:
+        """Run one request to its end while others go on."""
+        self.add(name, ids, tokens)
+        while name not in self.results:
+            self.step()
 
 
 def entry() -> Any:

@@ -41,7 +41,7 @@ def test_stop_restores_everything(model: Callable[..., Path]) -> None:
     """After `stop`, in the middle of work and with a reader joined, no hook is left and the engine works on."""
     with engine_in_process(model("llama", seed=1), pages=72, agent=False) as bare:
         expected = {name: set(functions(owner)) for name, owner in owners(bare).items()}
-        assert bare.probe is None or not bare.probe.guard.on
+        assert bare.probe is None
         wanted = bare.run("a", prompt("removal", 300), 12).outputs[0].token_ids
     with engine_in_process(model("llama", seed=1), pages=72) as engine:
         session = engine.session()
@@ -56,6 +56,7 @@ def test_stop_restores_everything(model: Callable[..., Path]) -> None:
         assert found == expected
         assert engine.probe.adapter._patches.left_alone == []
         wait_for(lambda: not list(engine.runtime.glob("*.sock")), "the socket to go")
+        assert [item.request.split("-")[0] for item in session.poll()] == ["a"]
         with pytest.raises(TargetError, match="ended the feed"):
             session.poll()
 

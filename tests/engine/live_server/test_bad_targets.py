@@ -4,17 +4,17 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support import engine_env
+from tests.support.as_nobody import NOBODY
 from tests.support.messages import explains
 from tests.support.server import Host, Server, serve
 from tests.support.waiting import wait_for
-
-NOBODY = 65534
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,12 @@ def test_unknown_pid(server: Server) -> None:
 
 def test_foreign_pid(server: Server) -> None:
     """The pid of a program that is no engine is told apart from an engine."""
-    explains(server.kvctl("inspect", "--pid", str(os.getpid())), 3, str(os.getpid()), "no agent")
+    other = subprocess.Popen(["sleep", "600"])
+    try:
+        explains(server.kvctl("inspect", "--pid", str(other.pid)), 3, str(other.pid), "no agent")
+    finally:
+        other.kill()
+        other.wait()
 
 
 def test_pid_of_the_front_end(server: Server) -> None:
@@ -80,14 +85,23 @@ def _ticks(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()[19]
 
 
-def test_other_uid(server: Server) -> None:
-    """Another user cannot read the engine and is told whose it is."""
-    as_nobody = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
-    probe = subprocess.run(
-        [*as_nobody, *engine_env.kvctl_command(), "--version"], cwd="/", check=False, capture_output=True
-    )
-    assert probe.returncode == 0, "the interpreter cannot be used by another user on this machine"
-    explains(server.kvctl("inspect", prefix=as_nobody), 3)
+def test_as_another_user(server: Server) -> None:
+    """Another user sees no engine of ours, gets no traceback, and cannot use the socket by its name either."""
+    (socket_file,) = server.runtime.glob("engine-*.sock")
+    command = [sys.executable, "-m", "tests.support.as_nobody"]
+    explains(server.kvctl("inspect", command=command), 3, "no engine")
+    explains(server.kvctl("inspect", "--socket", str(socket_file), command=command), 3)
+
+
+def test_of_another_user(host: Host) -> None:
+    """Root does not silently trust a socket that belongs to somebody else: it says whose it is."""
+    path = host.runtime / f"engine-{os.getpid()}-{_ticks(os.getpid())}.sock"
+    with socket.socket(socket.AF_UNIX) as foreign:
+        foreign.bind(str(path))
+        foreign.listen()
+        os.chown(path, NOBODY, NOBODY)
+        explains(host.kvctl("inspect", "--socket", str(path)), 3, f"uid {NOBODY}")
+        explains(host.kvctl("inspect"), 3, f"uid {NOBODY}")
 
 
 def test_leftovers_of_a_dead_engine(host: Host) -> None:

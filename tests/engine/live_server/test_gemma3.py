@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from agent.session import Session
+from inspector.views.prefixes import prefixes
 from tests.support.client_http import Completion
 from tests.support.following import Follower, follow_decisions
 from tests.support.prompts import prompt, sibling
@@ -76,29 +78,31 @@ def test_sibling_that_ends_elsewhere(server: Server, follower: Follower) -> None
     assert hits(second)[:3] == ("reuse", 576, 576)
 
 
-def cached(server: Server, tokens: int) -> tuple[int, int]:
+def cached(session: Session, tokens: int) -> tuple[int, int]:
     """Return (logical, usable) of the only prefix that ends at ``tokens``; reading does not touch its pages."""
-    result = server.kvctl("inspect", "prefixes", "--limit", "1000", "-o", "json")
-    assert result.code == 0, result.stderr
-    (row,) = [row for row in result.json["prefixes"] if row["tokens"] == tokens] or [None]
-    return (0, 0) if row is None else (row["logical_tokens"], row["usable_tokens"])
+    session.poll()
+    rows = [row for row in prefixes(session.snapshot(), limit=1000).data["prefixes"] if row["tokens"] == tokens]
+    assert len(rows) <= 1
+    return (rows[0]["logical_tokens"], rows[0]["usable_tokens"]) if rows else (0, 0)
 
 
 def test_window_evicted_then_recovered(server: Server, follower: Follower) -> None:
     """When other traffic has pushed window pages out, the hit collapses with window_hole; recomputing heals it."""
     ids = prompt("victim", 1300)
-    ask(server, follower, ids)
-    _, whole = ask(server, follower, ids)
-    assert whole["usable_tokens"] == full(1300)
-    for number in range(60):
-        if cached(server, full(1300))[1] < full(1300):
-            break
-        ask(server, follower, prompt(f"traffic {number}", 100))
-    logical, usable = cached(server, full(1300))
+    with server.session() as session:
+        session.follow()
+        ask(server, follower, ids)
+        _, whole = ask(server, follower, ids)
+        assert whole["usable_tokens"] == full(1300)
+        assert cached(session, full(1300)) == (full(1300), full(1300))
+        for number in range(60):
+            ask(server, follower, prompt(f"traffic {number}", 100))
+            logical, usable = cached(session, full(1300))
+            if usable < full(1300):
+                break
     assert usable < logical
-    completion, hole = ask(server, follower, ids)
+    _, hole = ask(server, follower, ids)
     assert hits(hole)[1:] == (logical, usable, "window_hole")
-    assert completion.cached_tokens == usable
     assert hole["limiting_state"] == "swa"
     _, healed = ask(server, follower, ids)
     assert hits(healed)[:3] == ("reuse", full(1300), full(1300))
@@ -109,11 +113,8 @@ def test_counters_agree(server: Server) -> None:
     counters = server.kvctl("inspect", "overview", "-o", "json").json["counters"]
     http = server.http
 
-    def total(name: str) -> float:
-        return float(sum(value for key, value in counters.items() if key.split("{")[0] == name))
-
-    assert total("reuse_lookup_tokens") == http.metric("vllm:prefix_cache_queries_total")
-    assert total("reuse_engine_usable_tokens") == http.metric("vllm:prefix_cache_hits_total")
+    assert counters["reuse_lookup_tokens"] == http.metric("vllm:prefix_cache_queries_total")
+    assert counters["reuse_engine_usable_tokens"] == http.metric("vllm:prefix_cache_hits_total")
 
 
 def test_snapshot_says_the_same(server: Server, tmp_path: Path) -> None:

@@ -1,0 +1,127 @@
+"""Taking prefixes out of a real cache: exactly as planned or not at all, and not brought back."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.errors import RefusedError
+from agent.session import Session
+from tests.engine.live.engines import BLOCK, Engine, engine_in_process
+from tests.support.prompts import prompt, sibling
+
+
+@pytest.fixture(scope="module")
+def engine(model: Callable[..., Path]) -> Iterator[Engine]:
+    """A Gemma-3-like engine: window groups and a full one."""
+    with engine_in_process(model("gemma3", seed=1), pages=256) as running:
+        yield running
+
+
+def keys_of(session: Session, engine: Engine, ids: list[int]) -> list[list[Any]]:
+    """Return every cached (group, key) of a prompt, found by asking the engine for the chain of a live request."""
+    engine.add("keys", ids, 2)
+    engine.step()
+    name = next(name for name in engine.core.scheduler.requests if name.startswith("keys"))
+    joined = bytes.fromhex(session.call("chain", request=name)["keys"])
+    engine.finish()
+    chain = [joined[start : start + 16] for start in range(0, len(joined), 16)][: len(ids) // BLOCK]
+    groups = range(len(session.geometry.groups))
+    return [[group, key.hex()] for group in groups for key in chain]
+
+
+def test_the_plan_is_done_exactly(engine: Engine) -> None:
+    """The plan names every page; after apply this prefix is computed anew and all others still hit."""
+    mine, other = prompt("mine", 400), prompt("other", 400)
+    engine.run("mine0", mine)
+    engine.run("other0", other)
+    with engine.session() as session:
+        plan = session.call("invalidate_plan", keys=keys_of(session, engine, mine))
+        pages = {page for entry in plan["entries"] for page in entry["pages"]}
+        assert len(pages) >= 400 // BLOCK
+        assert all(stamp > 0 for entry in plan["entries"] for stamp in entry["stamps"])
+        done = session.call("invalidate_apply", plan=plan)
+        assert done["removed"] == len(pages)
+        pool = engine.core.scheduler.kv_cache_manager.block_pool
+        assert all(pool.blocks[page].block_hash is None for page in pages)
+        session.follow()
+        session.call("audit")
+        session.poll()
+    assert engine.run("mine1", mine).num_cached_tokens == 0
+    assert engine.run("other1", other).num_cached_tokens == 384
+    assert engine.run("mine2", mine).num_cached_tokens == 384
+
+
+def test_an_outdated_plan_changes_nothing(engine: Engine) -> None:
+    """Case 14: pages that were registered anew since the plan was made are named, and nothing is evicted."""
+    ids = prompt("outdated", 300)
+    engine.run("outdated0", ids)
+    with engine.session() as session:
+        keys = keys_of(session, engine, ids)
+        plan = session.call("invalidate_plan", keys=keys)
+        session.call("invalidate_apply", plan=plan)
+        engine.run("outdated1", ids)
+        with pytest.raises(RefusedError, match="outdated") as caught:
+            session.call("invalidate_apply", plan=plan)
+        moved = {page for entry in plan["entries"] for page in entry["pages"]}
+        assert all(str(page) in str(caught.value.why) for page in sorted(moved)[:3])
+        other = {**plan, "engine": [1, 1]}
+        with pytest.raises(RefusedError, match="another engine"):
+            session.call("invalidate_apply", plan=other)
+    assert engine.run("outdated2", ids).num_cached_tokens == 288
+    lines = [json.loads(line) for line in (engine.runtime / "audit.jsonl").read_text(encoding="utf-8").splitlines()]
+    refused = [line for line in lines if line.get("result") == "refused"]
+    assert refused
+    assert refused[-1]["moved"]
+
+
+def test_duplicates_go_too(engine: Engine) -> None:
+    """Case 23: a key held by two pages is planned with both, and both are evicted."""
+    ids = prompt("twice", 200)
+    engine.run("twice0", ids)
+    engine.run("twice1", ids, prompt_logprobs=0)
+    with engine.session() as session:
+        plan = session.call("invalidate_plan", keys=keys_of(session, engine, ids))
+        double = [entry for entry in plan["entries"] if len(entry["pages"]) > 1]
+        assert double, "the second request was meant to compute the same pages again"
+        session.call("invalidate_apply", plan=plan)
+        again = session.call("invalidate_plan", keys=[[entry["group"], entry["key"]] for entry in plan["entries"]])
+        assert again["entries"] == []
+    assert engine.run("twice2", ids).num_cached_tokens == 0
+
+
+def test_a_running_request_does_not_bring_it_back(engine: Engine) -> None:
+    """A request that was computed on evicted pages registers nothing usable beyond them until it is computed anew."""
+    ids = prompt("runs on", 200)
+    engine.add("runs0", ids, 120)
+    engine.step(8)
+    with engine.session() as session:
+        request = next(name for name in engine.core.scheduler.requests if name.startswith("runs0"))
+        joined = bytes.fromhex(session.call("chain", request=request)["keys"])
+        keys = [[group, joined[:16].hex()] for group in range(len(session.geometry.groups))]
+        keys += [
+            [group, joined[start : start + 16].hex()] for group in range(3) for start in range(16, len(joined), 16)
+        ]
+        session.call("invalidate_apply", plan=session.call("invalidate_plan", keys=keys))
+        engine.step(70)
+        tokens = engine.core.scheduler.requests[request].all_token_ids
+        longer = [*tokens[: len(tokens) // BLOCK * BLOCK], 1, 2, 3]
+        engine.run_beside("runs1", longer)
+        assert engine.results["runs1"].num_cached_tokens == 0
+        engine.run_beside("runs2", longer)
+        assert engine.results["runs2"].num_cached_tokens == len(longer) // BLOCK * BLOCK
+    engine.finish()
+
+
+def test_pages_can_be_named_instead_of_keys(engine: Engine) -> None:
+    """A plan made from page ids covers every key of these pages, and every page of those keys."""
+    ids = prompt("pages", 100)
+    engine.run("pages0", ids)
+    engine.run("pages1", sibling(ids, 96, "pages1", 40))
+    with engine.session() as session:
+        whole = session.call("invalidate_plan", keys=keys_of(session, engine, ids))
+        page = whole["entries"][0]["pages"][0]
+        plan = session.call("invalidate_plan", pages=[page])
+        assert [entry["pages"] for entry in plan["entries"]] == [whole["entries"][0]["pages"]]
