@@ -30,7 +30,9 @@ def collect(session: "Session", snapshot: Snapshot) -> Snapshot:
             tensors, reason = worker_tensors(session.call("layout").get("workers") or ())
         except KvctlError as error:
             reason = f"the workers did not answer: {error.why or error.what}"
-    if reason is not None:
+    if tensors is None:
+        tensors = found.tensors  # an engine without workers describes them itself
+    if tensors is None and reason is not None:
         missing["tensors"] = reason
     devices, why = device_health()
     if why is not None:

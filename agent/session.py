@@ -20,6 +20,8 @@ from .model.groups import Geometry
 from .model.snapshot import Consistency, EngineInfo, Level, Snapshot
 
 DEFAULT_DEADLINE_S = 10.0
+DECISIONS_KEPT = 1000
+"""Decisions in a snapshot: as many as the probe names at first."""
 
 
 class Session:
@@ -30,6 +32,9 @@ class Session:
         self.info: EngineInfo = replies.engine(client.hello)
         self._geometry: Geometry | None = None
         self._follower: Follower | None = None
+        self._listed: dict[int, Decision] = {}
+        """The latest decisions that the probe named, unexplained."""
+        self._last_id = 0
 
     @classmethod
     def open(cls, endpoint: Endpoint, *, deadline_s: float = 5.0) -> Self:
@@ -137,7 +142,7 @@ class Session:
             self.follow()
         assert self._follower is not None  # noqa: S101 - for the type checker
         # Before the table, so that none is later than the moment that the table shows.
-        listed = {item.id: item for item in self.decisions()}
+        self._remember(self.decisions(since=self._last_id))
         plain = self._client.call(
             "read",
             tables=tables,
@@ -157,8 +162,15 @@ class Session:
             consistency=consistency,
             notes=notes,
             duration_ns=time.monotonic_ns() - begin,
-            decisions=_merged(listed, self._follower.recent_decisions()),
+            decisions=_merged(self._listed, self._follower.recent_decisions()),
         )
+
+    def _remember(self, found: Iterable[Decision]) -> None:
+        """Keep what the probe named, so that it is asked for new decisions only."""
+        self._listed.update((item.id, item) for item in found)
+        self._last_id = max(self._listed, default=0)
+        for number in sorted(self._listed)[:-DECISIONS_KEPT]:
+            del self._listed[number]
 
     def close(self) -> None:
         """Leave the feed and close the connection."""

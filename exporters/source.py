@@ -281,6 +281,8 @@ class _Visit:
         self._note = note
         self._accountant = accountant
         self._following = False
+        self._complaint = ""
+        """What was said last about not following: once is enough."""
         self._follow_at = 0.0
         self._seen = 0
         """Number of the latest decision taken without the feed."""
@@ -332,9 +334,13 @@ class _Visit:
         self._follow_at = now + FOLLOW_AGAIN_S
         try:
             self._session.follow(Level.CONTENT, deadline_s=FOLLOW_AGAIN_S)
-        except (UnsupportedError, DeadlineError, InconclusiveError) as error:
+        except KvctlError as error:
+            # The feed is off, or the breaker is open: the probe's counters say so, if the connection still stands.
             why = f": {error.why}" if error.why else ""
-            self._note(f"{self._identity.engine}: decisions are not explained, {error.what}{why}")
+            complaint = f"{self._identity.engine}: decisions are not explained, {error.what}{why}"
+            if complaint != self._complaint:
+                self._note(complaint)
+            self._complaint = complaint
             return
         self._following = True
 

@@ -17,7 +17,13 @@ from agent.model.snapshot import Snapshot
 from .columns import I64, U64, Columns, Mask, columns_of, in_transit, stale
 
 NONE = -1
-"""No node: parent unknown, or no parent because the chain starts here."""
+"""No node: the chain starts here, or :data:`UNKNOWN_LINK` or :data:`GONE` says more."""
+
+UNKNOWN_LINK = -2
+"""Nobody knows the parent: the page was registered before this reader joined, and not in one run with its parent."""
+
+GONE = -3
+"""The parent's key is known and no page of any group carries it."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,7 @@ class Nodes:
     moving_pages: NDArray[np.int32]
     """(g, m) registered, not computed yet."""
     parent: NDArray[np.int32]
-    """(g, m) node of the block before it in the group; :data:`NONE` where it starts the chain or is unknown."""
+    """(g, m) node of the block before it in the group; else :data:`NONE`, :data:`UNKNOWN_LINK` or :data:`GONE`."""
     of_page: NDArray[np.int32]
     """(n,) node of each page by its main key; :data:`NONE` for a page without a key."""
 
@@ -46,6 +52,12 @@ class Nodes:
     def count(self) -> int:
         """Number of nodes."""
         return len(self.head)
+
+    @cached_property
+    def unlinked(self) -> NDArray[np.bool_]:
+        """(g, m) pages whose parent nobody knows."""
+        found: NDArray[np.bool_] = self.parent == UNKNOWN_LINK
+        return found
 
     @cached_property
     def tips(self) -> I64:
@@ -153,11 +165,16 @@ def _assemble(
         return np.bincount(picked, minlength=shape[0] * shape[1]).astype(np.int32).reshape(shape)
 
     parent = np.full(shape, NONE, np.int32)
-    if columns.parent is not None and len(unique):
-        wanted = columns.parent[rows[inside]]
+    if len(unique):
+        blocks = np.array([group.block_size for group in geometry.groups], np.int64)[groups[inside]]
+        wanted = _parents(columns, rows[inside], groups[inside], positions[inside], blocks)
         at = np.minimum(np.searchsorted(unique, wanted), len(unique) - 1)
         known = (wanted != 0) & (unique[at] == wanted) & (positions[first][at] < positions[inside])
-        parent.reshape(-1)[flat[known]] = at[known]
+        link = np.where(known, at, np.where(wanted != 0, GONE, UNKNOWN_LINK))
+        link[positions[inside] <= blocks] = NONE
+        # Of several pages under one key the one that knows most speaks for the node: links sort GONE < UNKNOWN < node.
+        order = np.argsort(np.where(link == UNKNOWN_LINK, GONE - 1, link), kind="stable")
+        parent.reshape(-1)[flat[order]] = link[order]
     of_page = np.full(columns.count, NONE, np.int32)
     main = np.flatnonzero(columns.cached)
     of_page[main] = inverse[: len(main)]
@@ -172,6 +189,22 @@ def _assemble(
         parent=parent,
         of_page=of_page,
     )
+
+
+def _parents(columns: Columns, rows: I64, groups: I64, positions: I64, blocks: I64) -> U64:
+    """Return the first 8 bytes of each row's parent key; 0 where nobody knows.
+
+    What the engine did not say follows from the stamps where it can: pages of one group with one stamp were registered
+    by one call for one request, so that of two neighbours in position the first is the parent of the second.
+    """
+    heads, stamps = columns.key_head[rows], columns.stamp[rows]
+    wanted = np.zeros(len(rows), np.uint64) if columns.parent is None else columns.parent[rows].astype(np.uint64)
+    order = np.lexsort((positions, groups, stamps))
+    before, after = order[:-1], order[1:]
+    run = (stamps[before] == stamps[after]) & (stamps[after] != 0) & (groups[before] == groups[after])
+    run &= (positions[after] - positions[before] == blocks[after]) & (wanted[after] == 0)
+    wanted[after[run]] = heads[before[run]]
+    return wanted
 
 
 def _secondary(snapshot: Snapshot) -> tuple[I64, NDArray[np.uint8], I64, I64] | None:

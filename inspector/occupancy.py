@@ -94,7 +94,7 @@ def occupancy(snapshot: Snapshot, prefixes: Prefixes | None = None) -> Occupancy
             ready=int((own & ~moving & ~old).sum()),
             in_transit=int((own & moving & ~old).sum()),
             stale=int((own & old).sum()),
-            stranded=None if stranded is None else stranded[group.id],
+            stranded=stranded[group.id],
             longest=int(columns.tokens[own].max(initial=0)),
             page_bytes=page_bytes,
         )
@@ -112,6 +112,6 @@ def occupancy(snapshot: Snapshot, prefixes: Prefixes | None = None) -> Occupancy
         cached_idle=number(None if held is None else cached & ~held),
         working=number(None if held is None else ~cached & held),
         empty=number(None if held is None else ~cached & ~held),
-        stranded=None if stranded is None else sum(stranded),
+        stranded=None if None in stranded else sum(number or 0 for number in stranded),
         groups=groups,
     )

@@ -4,7 +4,7 @@ Invariant: a prefix is the end of a chain of keys that the table proves; a piece
 and is counted, not shown as a prefix. Used by the prefix views and by the dashboard.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,7 +12,7 @@ from agent.model.groups import Group
 from agent.model.snapshot import Snapshot
 from agent.model.states import GroupId, Requirement, ResumeKind, State, Status, Tokens
 
-from .nodes import Nodes, build
+from .nodes import GONE, Nodes, build
 from .stranded import Reach, reach, stranded_pages
 from .symbols import FIVE, worst
 
@@ -45,9 +45,10 @@ class PrefixRow:
     @property
     def limiting(self) -> GroupId | None:
         """The first required group that keeps the prefix from being used as far as it is cached."""
-        if self.usable is None or self.usable >= self.logical:
+        if self.usable is not None and self.usable >= self.logical:
             return None
-        return next((group for group, status in self.groups.items() if status is not Status.READY), None)
+        bad = [group for group, status in self.groups.items() if status not in {Status.READY, Status.UNKNOWN}]
+        return bad[0] if bad else None
 
 
 class Prefixes:
@@ -71,9 +72,16 @@ class Prefixes:
         return reach(self.nodes)
 
     @cached_property
-    def stranded(self) -> tuple[int, ...] | None:
+    def stranded(self) -> tuple[int | None, ...]:
         """Stranded pages of each group; None where it cannot be told."""
-        return None if self.reach is None else tuple(int(n) for n in stranded_pages(self.nodes, self.reach))
+        if self.reach is None:
+            return (None,) * len(self.snapshot.geometry.groups)
+        return tuple(stranded_pages(self.nodes, self.reach))
+
+    @property
+    def unlinked(self) -> int:
+        """Pages whose place in a chain nobody knows: they were cached before a reader joined."""
+        return int((self.nodes.unlinked & (self.nodes.pages > 0)).sum())
 
     @cached_property
     def ends(self) -> tuple[int, ...]:
@@ -105,11 +113,11 @@ class Prefixes:
         logical = self._logical(chain)
         groups = {group.id: self.status(group, chain, logical) for group in self.snapshot.geometry.groups}
         found = self.reach
-        usable = None if found is None else max((at for at, up in chain.items() if found.resumes[up]), default=0)
+        usable = None if found is None else found.usable(chain)
         pages = self.nodes.pages
         held = [(at, int(pages[:, up].sum())) for at, up in chain.items()]
         stranded = None
-        if found is not None:
+        if found is not None and not any(found.doubtful[up] for up in chain.values()):
             stranded = sum(number for at, number in held if not found.covered[chain[at]])
         return PrefixRow(
             node=node,
@@ -129,16 +137,29 @@ class Prefixes:
         if group.kind is ResumeKind.UNKNOWN:
             return Status.UNKNOWN
         needed = needed_ends(group, boundary)
-        nodes = [chain.get(at) for at in needed]
-        present = [node for node in nodes if node is not None and self.nodes.pages[group.id, node] > 0]
+        present = [chain[at] for at in needed if at in chain and self.nodes.pages[group.id, chain[at]] > 0]
         ready = [node for node in present if self.nodes.usable_pages[group.id, node] > 0]
         if len(ready) == len(needed):
             return Status.READY
+        if len(ready) == len(present) and not self.missing_ends(group, chain, needed):
+            return Status.UNKNOWN
         if any(self.nodes.moving_pages[group.id, node] > 0 for node in present):
             return Status.IN_TRANSIT
         if len(ready) < len(present):
             return Status.STALE
         return Status.PARTIAL if present else Status.MISSING
+
+    def missing_ends(self, group: Group, chain: Mapping[Tokens, int], needed: Sequence[Tokens]) -> list[Tokens]:
+        """Return the ends of needed blocks that are certainly not cached: not those that nobody can place."""
+        pages, parent = self.nodes.pages[group.id], self.nodes.parent[group.id]
+        missing = []
+        for at in needed:
+            if at in chain:
+                if pages[chain[at]] == 0:
+                    missing.append(at)
+            elif (child := chain.get(at + group.block_size)) is not None and parent[child] == GONE:
+                missing.append(at)
+        return missing
 
     def _logical(self, chain: Mapping[Tokens, int]) -> Tokens:
         alignment = self.snapshot.geometry.alignment

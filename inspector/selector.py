@@ -44,6 +44,13 @@ class Selector:
         """Return it as it is typed."""
         return f"{self.kind}:{self.value}" if self.value else str(self.kind)
 
+    @property
+    def pages(self) -> tuple[int, ...]:
+        """Pages that it names: ``page:33`` one, ``page:15,16`` two; none for other kinds."""
+        if self.kind is not SelectorKind.PAGE:
+            return ()
+        return tuple(int(part) for part in self.value.split(","))
+
 
 def parse(text: str) -> Selector:
     """Read a selector.
@@ -64,7 +71,7 @@ def parse(text: str) -> Selector:
         raise UsageError(
             f"hash:{clean(value)[:40]} is not hexadecimal", next_step="kvctl inspect prefixes shows hashes"
         )
-    if kind is SelectorKind.PAGE and not value.isdigit():
+    if kind is SelectorKind.PAGE and not all(part.isdigit() for part in value.split(",")):
         raise UsageError(f"page:{clean(value)[:40]} is not a page number", next_step="kvctl inspect pages shows pages")
     return Selector(kind, value)
 
@@ -78,8 +85,8 @@ def find(prefixes: Prefixes, selector: Selector) -> Mapping[Tokens, int]:
     match selector.kind:
         case SelectorKind.HASH:
             return prefixes.nodes.ancestors(_by_hash(prefixes, selector))
-        case SelectorKind.PAGE:
-            return prefixes.nodes.ancestors(_by_page(prefixes, int(selector.value)))
+        case SelectorKind.PAGE if len(selector.pages) == 1:
+            return prefixes.nodes.ancestors(_by_page(prefixes, selector.pages[0]))
         case SelectorKind.REQUEST:
             return _by_request(prefixes, selector.value)
         case _:

@@ -5,16 +5,17 @@ vectorised; :func:`agent.resume.evaluate` says the same of a single chain and is
 geometry that it does not cover gives None, never a guess.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from agent.model.groups import Geometry, Group
-from agent.model.states import Requirement, ResumeKind
+from agent.model.states import Requirement, ResumeKind, Tokens
 
 from .columns import I64, Mask
-from .nodes import Nodes
+from .nodes import NONE, Nodes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,16 +23,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reach:
-    """How far each node can be used."""
+    """How far each node can be used. What no link proves is neither usable nor stranded: it is unknown."""
 
     resumes: Mask
     """(m,) every required group can resume exactly here."""
+    maybe: Mask
+    """(m,) nothing known speaks against it, but a link is missing."""
     covered: Mask
     """(m,) at or below a boundary that resumes, on some chain through the node: not stranded."""
+    doubtful: Mask
+    """(m,) not covered, but a chain that nobody knows may lead through it."""
 
-    def usable(self, nodes: Nodes, node: int) -> int:
-        """Return the longest boundary on the chain of ``node`` at which every required group can resume."""
-        return max((at for at, up in nodes.ancestors(node).items() if self.resumes[up]), default=0)
+    def usable(self, chain: Mapping[Tokens, int]) -> Tokens | None:
+        """Return the longest boundary of a chain at which every required group can resume.
+
+        Args:
+            chain: Node by token position.
+
+        Returns:
+            None where a longer one may resume as well, but a link is missing.
+        """
+        sure = max((at for at, node in chain.items() if self.resumes[node]), default=0)
+        unsure = max((at for at, node in chain.items() if self.maybe[node]), default=0)
+        return None if unsure > sure else sure
 
 
 def covers(geometry: Geometry) -> bool:
@@ -46,16 +60,24 @@ def reach(nodes: Nodes) -> Reach | None:
     geometry = nodes.geometry
     if not covers(geometry):
         return None
-    resumes = (nodes.tokens % geometry.alignment == 0) & (nodes.pages.sum(axis=0) > 0)
+    sure = (nodes.tokens % geometry.alignment == 0) & (nodes.pages.sum(axis=0) > 0)
+    possible = sure.copy()
     for group in geometry.groups:
         if _required(group) and group.kind is not ResumeKind.NONE:
-            resumes &= _group_resumes(nodes, group)
-    return Reach(resumes=resumes, covered=_spread_up(nodes, resumes))
+            yes, unknown = _group_resumes(nodes, group)
+            sure &= yes
+            possible &= yes | unknown
+    maybe = possible & ~sure
+    covered = _spread_up(nodes, sure)
+    return Reach(resumes=sure, maybe=maybe, covered=covered, doubtful=_doubtful(nodes, sure, maybe) & ~covered)
 
 
-def stranded_pages(nodes: Nodes, found: Reach) -> I64:
-    """Return the stranded pages of each group (g,)."""
-    result: I64 = (nodes.pages * ~found.covered).sum(axis=1).astype(np.int64)
+def stranded_pages(nodes: Nodes, found: Reach) -> list[int | None]:
+    """Return the stranded pages of each group; None for a group in which some may be stranded and may be not."""
+    result: list[int | None] = []
+    for pages in nodes.pages:
+        unsure = int(pages[found.doubtful].sum())
+        result.append(None if unsure else int(pages[~found.covered].sum()))
     return result
 
 
@@ -63,13 +85,27 @@ def _required(group: Group) -> bool:
     return group.requirement is Requirement.REQUIRED
 
 
-def _group_resumes(nodes: Nodes, group: Group) -> Mask:
-    """Return where one group can resume: enough of its blocks in a row, ending at the node."""
+def _group_resumes(nodes: Nodes, group: Group) -> tuple[Mask, Mask]:
+    """Return where one group can resume, and where it may: the run of its blocks ends at a link that nobody knows."""
     needed = blocks_needed(group, nodes.tokens)
-    runs = _runs(nodes, group)
+    runs, ends = _runs(nodes, group)
     # A chunked group needs nothing at a chunk boundary, and nothing means that no page has to be there.
-    result: Mask = np.asarray(runs >= needed, np.bool_)
-    return result
+    yes: Mask = np.asarray(runs >= needed, np.bool_)
+    open_end = (runs > 0) & nodes.unlinked[group.id][ends]
+    reachable = needed < np.iinfo(np.int64).max
+    unknown: Mask = np.asarray(~yes & open_end & reachable, np.bool_)
+    return yes, unknown
+
+
+def _doubtful(nodes: Nodes, sure: Mask, maybe: Mask) -> Mask:
+    """Return the nodes that an unknown chain may lead through to a boundary that resumes, or may resume."""
+    doubtful = _spread_up(nodes, maybe)
+    useful = doubtful | _spread_up(nodes, sure)
+    open_ends = nodes.unlinked.any(axis=0) & useful
+    if open_ends.any():
+        # Anything below the highest such link may be what it hangs on.
+        doubtful |= nodes.tokens < int(nodes.tokens[open_ends].max())
+    return doubtful
 
 
 def blocks_needed(group: Group, tokens: I64) -> I64:
@@ -94,17 +130,19 @@ def blocks_needed(group: Group, tokens: I64) -> I64:
     return needed
 
 
-def _runs(nodes: Nodes, group: Group) -> I64:
-    """Return the length of the run of usable blocks that ends at each node, by pointer doubling."""
+def _runs(nodes: Nodes, group: Group) -> tuple[I64, I64]:
+    """Return length and first node of the run of usable blocks that ends at each node, by pointer doubling."""
     here = nodes.usable_pages[group.id] > 0
-    jump: I64 = np.where(here, nodes.parent[group.id], -1).astype(np.int64)
-    jump[jump >= 0] = np.where(here[jump[jump >= 0]], jump[jump >= 0], -1)
+    jump: I64 = np.where(here, nodes.parent[group.id], NONE).astype(np.int64)
+    jump[jump >= 0] = np.where(here[jump[jump >= 0]], jump[jump >= 0], NONE)
     runs: I64 = here.astype(np.int64)
+    first: I64 = np.arange(nodes.count, dtype=np.int64)
     while (on := jump >= 0).any():
         target = jump[on]
         runs[on] += runs[target]
+        first[on] = first[target]
         jump[on] = jump[target]
-    return runs
+    return runs, first
 
 
 def _spread_up(nodes: Nodes, resumes: Mask) -> Mask:

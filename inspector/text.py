@@ -111,7 +111,7 @@ class LineTable:
         self._shown = [at for at, column in enumerate(columns) if style.wide or not column.wide]
         self._columns = [columns[at] for at in self._shown]
         self._style = style
-        self._widths = [max(len(column.header), 6) for column in self._columns]
+        self._widths = [max(len(column.header), column.least) for column in self._columns]
         self._begun = False
 
     def add(self, row: Sequence[Value]) -> str:

@@ -294,7 +294,7 @@ def _engine(name: str, snapshot: "Snapshot") -> Iterator[Check]:
     engine = snapshot.engine
     agent = engine.agent_version
     detail = f"{engine.engine} {engine.version}, {engine.model}, agent {agent or 'unknown'}"
-    off = [item for item in snapshot.capabilities if not item.on]
+    off = [item for item in snapshot.capabilities if not item.on and item.name != "changes"]
     for item in off:
         health = Health.PROBLEM if item.name in ESSENTIAL else Health.NOTE
         yield Check(name=name, health=health, detail=f"{item.name} is off: {item.reason or 'no reason given'}")

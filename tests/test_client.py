@@ -156,7 +156,7 @@ def test_a_busy_engine_is_a_deadline(engine: TinyEngine, runtime: Path) -> None:
     """An engine that passes no safe point leads to a clear error in time; what needs none is answered meanwhile."""
     with Client(endpoint(runtime)) as client:
         go_on = engine.block()
-        with pytest.raises(DeadlineError, match="did not answer `overview`"):
+        with pytest.raises(DeadlineError, match="passed no safe point in time|did not answer"):
             client.call("overview", deadline_s=0.1)
         assert client.call("ping")["guard"]["on"]
         go_on()

@@ -168,6 +168,18 @@ def test_engine_without_a_feed_is_counted_but_not_explained() -> None:
         wait_for(lambda: value(fleet, "reuse_lookup_tokens", "first") == tokens, "the engine's own numbers")
 
 
+def test_an_open_breaker_is_shown_and_said_once() -> None:
+    """When the probe takes its hooks out, the exporter goes on and shows it, so that an alert can fire."""
+    engine = RecordedEngine()
+    notes: list[str] = []
+    with fleet_of(engine, note=notes.append) as fleet:
+        wait_for(lambda: value(fleet, "following") == 1, "the engine to be followed")
+        engine.breaker_open = True
+        wait_for(lambda: value(fleet, "probe_breaker_open") == 1, "the open breaker to be shown")
+        assert (value(fleet, "up"), value(fleet, "following")) == (1, 0)
+    assert sum("cost more than 4 ms" in note for note in notes) == 1
+
+
 def test_decisions_reach_the_sink_once() -> None:
     """Spans are made of every decision exactly once."""
     engine = RecordedEngine()

@@ -2,6 +2,7 @@
 
 import os
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -41,8 +42,19 @@ def geometries(draw: st.DrawFn) -> Geometry:
         elif kind is ResumeKind.CHUNKED:
             group = group_of(number, kind, block, chunk_tokens=block * draw(st.integers(1, 4)))
         groups.append(group)
-    alignment = max(group.block_size for group in groups)
-    return Geometry(groups=tuple(groups), hash_unit=unit, alignment=alignment)
+    groups = [_special(draw, group) for group in groups]
+    fine = draw(st.booleans()) and all(group.kind in {ResumeKind.FULL, ResumeKind.RECURRENT} for group in groups)
+    if fine:
+        groups = [replace(group, fine_grained=True) for group in groups]
+    alignment = unit if fine else max(group.block_size for group in groups)
+    return Geometry(groups=tuple(groups), hash_unit=unit, alignment=alignment, partial_hits=fine)
+
+
+def _special(draw: st.DrawFn, group: Group) -> Group:
+    """Make some groups speculative: their range is extended by a margin."""
+    if group.kind in {ResumeKind.FULL, ResumeKind.WINDOW} and draw(st.integers(0, 5)) == 0:
+        return replace(group, draft=True)
+    return group
 
 
 @st.composite

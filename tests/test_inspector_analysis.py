@@ -104,6 +104,70 @@ def test_a_stranded_page_lies_beyond_every_usable_hit(drawn: tuple[Pool, int]) -
     assert tokens >= longest
 
 
+@settings(max_examples=300, deadline=None)
+@given(tables(), st.data())
+def test_what_nobody_knows_is_never_claimed(drawn: tuple[Pool, int], data: st.DataObject) -> None:
+    """With parents hidden at random, what is said to resume does, and what is said to be stranded is."""
+    pool, _ = drawn
+    whole = snapshot_of(pool)
+    assert whole.pages is not None
+    cached = sorted(pool.rows)
+    hidden = data.draw(st.sets(st.sampled_from(cached))) if cached else set()
+    parent, stamp = bytearray(whole.pages.parent or b""), bytearray(whole.pages.stamp)
+    for page in hidden:
+        parent[page * 8 : page * 8 + 8] = bytes(8)
+        if data.draw(st.booleans()):
+            stamp[page * 8 : page * 8 + 8] = bytes(8)
+    pages = replace(whole.pages, parent=memoryview(bytes(parent)), stamp=memoryview(bytes(stamp)))
+    true_nodes, nodes = build(whole), build(replace(whole, pages=pages))
+    assert true_nodes is not None
+    assert nodes is not None
+    truth, found = reach(true_nodes), reach(nodes)
+    assert truth is not None
+    assert found is not None
+    for node in range(nodes.count):
+        same = true_nodes.find(nodes.key[node].tobytes())
+        assert same is not None
+        if found.resumes[node]:
+            assert truth.resumes[same]
+        elif not found.maybe[node]:
+            assert not truth.resumes[same]
+        if not found.covered[node] and not found.doubtful[node]:
+            assert not truth.covered[same]
+        if found.covered[node]:
+            assert truth.covered[same]
+
+
+@pytest.mark.parametrize("prompt", [SYSTEM, OTHER])
+def test_a_late_reader_knows_what_one_call_registered(prompt: tuple[tuple[str, int], ...]) -> None:
+    """Without a single parent, prefixes that one call registered are told as well as by a reader that was there."""
+    pool = Pool(gemma().geometry, 1_025)
+    end = prompt[-1][1]
+    pool.keep_all(prompt, 2, end)
+    for group in (0, 1):
+        pool.keep_tail(prompt, group, end)
+    pages = pool.columns(late=True)
+    prefixes = Prefixes(replace(snapshot_of(pool), pages=pages))
+    assert [(row.tokens, row.usable) for row in prefixes.rows()] == [(end, end)]
+    assert prefixes.stranded == (0, 0, 0)
+
+
+def test_a_late_reader_does_not_guess_across_calls() -> None:
+    """A prefix that several calls registered has an unknown beginning for a late reader: not missing, not stranded."""
+    pool = Pool(gemma().geometry, 1_025)
+    pool.keep(SYSTEM, 2, range(16, 1_025, 16))
+    pool.keep(SYSTEM, 2, range(1_040, 2_049, 16), step=11)
+    for group in (0, 1):
+        pool.keep_tail(SYSTEM, group, 2_048, step=11)
+    prefixes = Prefixes(replace(snapshot_of(pool), pages=pool.columns(late=True)))
+    row = next(row for row in prefixes.rows() if row.tokens == 2_048)
+    assert (row.usable, row.stranded, row.limiting) == (None, None, None)
+    assert row.states[State.COMPRESSED] is Status.UNKNOWN
+    assert row.states[State.SWA] is Status.READY
+    assert prefixes.stranded[2] is None
+    assert prefixes.unlinked == 3
+
+
 def test_case_1_whole_prefix_is_usable() -> None:
     """DeepSeek-V4's groups with everything there: logical 1,792 is usable 1,792 and nothing of it is stranded."""
     row = next(row for row in Prefixes(deepseek()).rows() if row.usable)
@@ -161,7 +225,7 @@ def test_stale_pages_are_shown_as_stale(how: str) -> None:
     """Pages of older weights, never computed ones and tainted ones are stale, whatever made them so."""
     snapshot = gemma()
     assert snapshot.pages is not None
-    stamp = (10 << 20) | 2
+    stamp = (10 << 20) | 1
     table = snapshot.pages
     if how == "weights":
         evidence = Evidence(weights=Weights(changes=(11 << 20,)))
@@ -202,7 +266,7 @@ def test_partial_hits_are_not_guessed() -> None:
     groups = tuple(replace(group, fine_grained=True) for group in snapshot.geometry.groups)
     geometry = replace(snapshot.geometry, groups=groups, partial_hits=True)
     prefixes = Prefixes(replace(snapshot, geometry=geometry))
-    assert prefixes.stranded is None
+    assert prefixes.stranded == (None, None, None)
     assert prefixes.rows()[0].usable is None
 
 

@@ -86,7 +86,7 @@ def lookups(draw: st.DrawFn) -> tuple[Geometry, tuple[bytes, ...], frozenset[tup
     return geometry, chain, frozenset(held), max(0, tokens - 1)
 
 
-@settings(max_examples=8000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=4000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(lookups())
 def test_rules_equal_every_boundary_tried(
     look: tuple[Geometry, tuple[bytes, ...], frozenset[tuple[int, bytes]], int],
@@ -101,7 +101,7 @@ def test_rules_equal_every_boundary_tried(
     assert expected_engine_hit(geometry, chain, Keys(held), limit=limit, deviations=frozenset()) == hit.usable
 
 
-@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=1200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(lookups())
 def test_waterfall_adds_up(look: tuple[Geometry, tuple[bytes, ...], frozenset[tuple[int, bytes]], int]) -> None:
     """The steps below logical form one unbroken line down to usable, and the limiting group has the largest sum."""

@@ -5,7 +5,7 @@ Invariant: nothing here needs reference counts, so it works at content level too
 
 import numpy as np
 
-from ..model.snapshot import PageColumns, Snapshot
+from ..model.snapshot import Consistency, PageColumns, Snapshot
 from .report import GateReport
 from .view import View
 
@@ -28,8 +28,7 @@ def _hash_table(view: View, report: GateReport) -> None:
     evidence = view.snapshot.evidence
     table = None if evidence is None else evidence.hash_table
     if table is None:
-        reason = None if evidence is None else evidence.missing.get("hash_table")
-        report.cannot(("KV101", "KV102"), reason or "the engine's hash table was not read beside its pages")
+        _count_keys(view, report)
         return
     page = np.frombuffer(table.page, dtype="<i4", count=table.count).astype(np.int64)
     key = np.frombuffer(table.key, dtype="<u8", count=2 * table.count).reshape(-1, 2)
@@ -51,6 +50,35 @@ def _hash_table(view: View, report: GateReport) -> None:
     orphans = np.flatnonzero(view.keyed & ~known)
     if len(orphans):
         report.add("KV102", pages=orphans, count=len(orphans))
+
+
+def _count_keys(view: View, report: GateReport) -> None:
+    """Without the hash table itself its length must still be the number of different keys that pages carry.
+
+    Equal numbers prove little, so the codes abstain; different ones are a fault.
+    """
+    pool = view.snapshot.pool
+    evidence = view.snapshot.evidence
+    reason = None if evidence is None else evidence.missing.get("hash_table")
+    if pool is None or pool.keys is None or view.snapshot.capture.consistency is Consistency.TORN:
+        report.cannot(("KV101", "KV102"), reason or "the engine's hash table was not read beside its pages")
+        return
+    index = view.index
+    primary = int((index.canonical == np.arange(len(index.pages))).sum())
+    extra = {(key[:16], int.from_bytes(key[16:20], "big")) for keys in view.columns.extra_keys.values() for key in keys}
+    heads = np.frombuffer(b"".join(key for key, _ in extra), dtype="<u8").reshape(-1, 2)
+    known = sum(
+        bool(index.carries(index.find(heads[at : at + 1, 0], group), heads[at : at + 1, 1])[0])
+        for at, (_, group) in enumerate(extra)
+    )
+    carried = primary + len(extra) - known
+    if carried == pool.keys:
+        report.cannot(("KV101", "KV102"), reason or "the engine's hash table was only counted: its length is right")
+        return
+    code = "KV101" if pool.keys > carried else "KV102"
+    report.looked(code, 1)
+    report.add(code, page=None, count=abs(pool.keys - carried), keys=pool.keys, carried=carried)
+    report.cannot(("KV101", "KV102"), "the engine's hash table was only counted")
 
 
 def _secondary_rows(columns: PageColumns) -> set[tuple[int, bytes, int]]:

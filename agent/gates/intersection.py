@@ -119,7 +119,8 @@ def _from_lookups(geometry: Geometry, lookups: Sequence[EngineLookup], presence:
         yield _Comparison(
             request=lookup.request,
             engine=lookup.answer,
-            usable=hit.usable,
+            # A margin lets a key beyond the limit prove a block, so either rule may be the longer one.
+            usable=max(hit.usable, asked.usable),
             asked=asked.usable,
             per_group=hit.per_group,
             lookup=lookup,

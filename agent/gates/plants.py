@@ -279,8 +279,9 @@ def _kv305(editor: Editor) -> str | None:
     if not any(group.kind is not ResumeKind.NONE for group in geometry.groups):
         return "no group is cacheable"
     chain = tuple(_key(f"never cached {at}") for at in range(2 * geometry.alignment // geometry.hash_unit))
+    # More than was asked for: no rule allows that, whatever the kinds (a chunk's start needs nothing cached).
     unit = geometry.alignment
-    look = EngineLookup(request="planted", chain=chain, limit=2 * unit - 1, answer=unit, epoch=editor.capture.epoch)
+    look = EngineLookup(request="planted", chain=chain, limit=2 * unit - 1, answer=2 * unit, epoch=editor.capture.epoch)
     editor.witness(lookups=(*(editor.evidence.lookups or ()), look))
     return None
 

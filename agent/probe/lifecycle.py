@@ -83,6 +83,8 @@ class Probe:
         self._outputs: dict[int, int] = {}
         self._dispatched = True
         self._kill_at: float | None = None
+        self._stopping = 0
+        """0: no; then it counts the ticks until the socket goes."""
 
     # -------------------------------------------------------------- start, stop
 
@@ -181,11 +183,18 @@ class Probe:
 
     def _tick(self, kill_file: Path) -> None:
         self.safe_point.expire()
-        if not self.guard.on or not kill_file.exists():
-            return
-        reason, now = f"{kill_file} exists", time.monotonic()
+        if self._stopping:
+            # Only at the second tick: the answer to `stop` is sent by then.
+            self._stopping += 1
+            if self._stopping > 2 and self.server is not None:
+                self.server.stop()
+        elif self.guard.on and kill_file.exists():
+            self._obey(f"{kill_file} exists")
+
+    def _obey(self, reason: str) -> None:
+        """Stop at a safe point, or from here where none comes: the engine's thread may be inside a hook right now."""
+        now = time.monotonic()
         if self._kill_at is None:
-            # The engine's thread may be inside a hook right now: it is asked first.
             self._kill_at = now + KILL_S
             self.safe_point.submit(
                 lambda: self.stop_soon(reason), label="stop", deadline_s=KILL_S, done=lambda _job: None
@@ -194,10 +203,9 @@ class Probe:
             self.stop_soon(reason)
 
     def stop_soon(self, reason: str) -> None:
-        """Take the hooks out now, and the socket when the answer in hand is sent. Engine's thread, or any in need."""
+        """Take the hooks out now, and the socket a moment later. Engine's thread, or any in need."""
         self.guard.open(reason)
-        if self.server is not None:
-            self.server.stop()
+        self._stopping = self._stopping or 1
 
     def stop(self, reason: str = "the engine is shutting down") -> None:
         """Take the probe out: hooks, feed, jobs, socket. Any thread; does not wait for the engine."""
@@ -291,7 +299,7 @@ class Probe:
             "holders": part("holders", adapter.holders) if holders else None,
             "tiers": part("tiers", adapter.tiers),
             # Only adapters with the capability of that name have it.
-            "evidence": part("evidence", lambda: getattr(adapter, "evidence")()) if holders else None,  # noqa: B009
+            "evidence": part("evidence", adapter.evidence) if holders else None,
             "step": self.recorder.step,
             "taken_ns": time.time_ns(),
             "notes": notes,

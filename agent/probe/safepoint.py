@@ -103,7 +103,7 @@ class SafePoint:
         self._guard.attempt(job.done, job)
 
     def expire(self) -> None:
-        """Give up jobs whose time is over: an engine that passes no safe point must not collect them. Probe's thread."""
+        """Give up jobs whose time is over: an engine that stands still must not collect them. Probe's thread."""
         now = time.monotonic_ns()
         for job in [job for job in self._jobs.copy() if job.expires_ns < now]:
             try:

@@ -1,7 +1,8 @@
 """Stamps: which registration gave each page its key, with one hook a registration call and one word a page.
 
 Invariant: a page's stamp is ``step << 20 | call`` of its last registration; it is meaningless without a key, so
-removals need no hook. Bounded memory: one word a page, and the calls of one step. Called by the feed on the engine's thread.
+removals need no hook. Bounded memory: one word a page, and the calls of one step. Called by the feed on the engine's
+thread.
 
 A page belongs to the schedule call that computes its last token. That is the call that registers it, unless the
 request had computed the page already (the step before, sub-range *late*); pages registered while an output is processed

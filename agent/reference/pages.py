@@ -121,6 +121,8 @@ class Pages:
         self.ghosts: OrderedDict[tuple[int, bytes], str] = OrderedDict()
         self._ghost_limit = ghosts
         self.moves: dict[tuple[PageState, Move], int] = dict.fromkeys(TRANSITIONS, 0)
+        self.refused = 0
+        """Entries of a free list that named a page which was not free: always 0 without a fault."""
         self.weights_epoch = 0
         self.free_count = self.count - 1
         """Pages that nobody holds, counted move by move: what a free list of the right length has."""
@@ -173,11 +175,18 @@ class Pages:
         with self.lock:
             if self.available(pool) < count:
                 raise OutOfPagesError(f"{pool}: {count} pages wanted, {self.available(pool)} available")
-            taken = []
-            for _ in range(count):
+            taken: list[int] = []
+            while len(taken) < count:
+                if not self.free[pool] and not self.evictable[pool]:
+                    for page in taken:
+                        self.release(page)
+                    raise OutOfPagesError(f"{pool}: its free list named pages that are not free")
                 if not self.free[pool]:
                     self.evict(next(iter(self.evictable[pool])))
                 page = self.free[pool].popleft()
+                if self._state[page] is not PageState.FREE:
+                    self.refused += 1  # freed twice: whoever holds it now keeps it
+                    continue
                 self._move(page, Move.ALLOCATE)
                 self.references[page] = 1
                 self.group[page] = group
@@ -198,6 +207,7 @@ class Pages:
             tokens: Tokens of that prefix.
             owner: The request that it was computed or loaded for; whoever watches the allocator wants to know.
         """
+        del owner  # of no use here
         with self.lock:
             self._move(page, Move.REGISTER)
             self.key[page], self.tokens[page] = key, tokens

@@ -180,9 +180,7 @@ class Reuser:
         request.approximate = plan.fidelity is Fidelity.REPLAY_APPROXIMATE
         return True
 
-    def _note_moved(
-        self, request: Request, step: int, found: dict[GroupName, list[tuple[int, int]]]
-    ) -> None:
+    def _note_moved(self, request: Request, step: int, found: dict[GroupName, list[tuple[int, int]]]) -> None:
         now = self._pages.generation
         moved = [(page, then, now[page]) for row in found.values() for page, then in row if now[page] != then]
         self.violations.append(Violation(step=step, request=request.id, moved=tuple(moved), exchanged=()))

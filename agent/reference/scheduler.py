@@ -182,6 +182,7 @@ class Scheduler:
 
     def note_admitted(self, request: Request, answer: Answer) -> None:
         """Record the decision under which a request was admitted."""
+        del request  # for whoever watches admissions
         self.records.append(answer.record)
 
     def try_reuse(self, request: Request, step: int) -> Answer | None:

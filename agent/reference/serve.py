@@ -107,6 +107,10 @@ def _listen(commands: "queue.SimpleQueue[str | None]") -> None:
     commands.put(None)
 
 
+def _log(line: str) -> None:
+    sys.stderr.write(line + "\n")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until standard input ends; prints one JSON line when ready."""
     parser = argparse.ArgumentParser(prog="reference engine", description="Serve mixed traffic with the agent in it.")
@@ -120,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     config = demo_config(options.folder)
     engine = Engine(model, config, threaded_transfers=True)
     workload = Workload(vocabulary=model.vocabulary, longest=config.max_tokens - 24, seed=options.seed)
-    probe = Probe(ReferenceAdapter(engine), log=lambda line: print(line, file=sys.stderr))
+    probe = Probe(ReferenceAdapter(engine), log=_log)
     started = probe.start()
     loop = Loop(engine, workload, rate=options.rate)
     threading.Thread(target=_listen, args=(loop.commands,), name="commands", daemon=True).start()

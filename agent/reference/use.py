@@ -1,7 +1,7 @@
 """Revalidation at use: are the pages in a request's tables still what was bound?
 
-Invariant: reads only. Two questions that do not rest on each other: has a page's generation moved, and does a page carry
-the key of another prefix. Called by the engine before anything of a request is read or written.
+Invariant: reads only. Two questions that do not rest on each other: has a page's generation moved, and does a page
+carry the key of another prefix. Called by the engine before anything of a request is read or written.
 """
 
 from dataclasses import dataclass
@@ -28,9 +28,7 @@ class Violation:
         return tuple(sorted({page for page, *_ in self.moved} | {page for page, _ in self.exchanged}))
 
 
-def revalidate(
-    pages: Pages, specs: dict[GroupName, GroupSpec], request: Request, step: int
-) -> Violation | None:
+def revalidate(pages: Pages, specs: dict[GroupName, GroupSpec], request: Request, step: int) -> Violation | None:
     """Return what moved under a request, None where nothing did."""
     moved = [
         (page, generation, pages.generation[page])

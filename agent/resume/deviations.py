@@ -187,7 +187,7 @@ class _Engine:
         if group.kind is not ResumeKind.WINDOW:
             return rule.floor(aligned, margin_tokens)
         if not group.window_past_tokens and not margin_tokens and Deviation.WINDOW_OF_ONE in self.deviations:
-            return _block_at(rule, aligned, self.geometry.alignment)
+            return rule.held_below(aligned, self.geometry.alignment)
         found = rule.floor(aligned, margin_tokens)
         if margin_tokens and Deviation.DRAFT_WINDOW_REALIGNED in self.deviations:
             return self._realigned(group, found)
@@ -199,12 +199,6 @@ class _Engine:
             return tokens
         need = -(-(group.window_past_tokens or 0) // block) + 1
         return tokens - unit if tokens // block + 1 < need else tokens
-
-
-def _block_at(rule: GroupRule, tokens: Tokens, step: Tokens) -> Tokens:
-    while tokens > 0 and not rule.has(tokens):
-        tokens -= step
-    return max(tokens, 0)
 
 
 def _scan_chunk(rule: GroupRule, tokens: Tokens) -> Tokens:

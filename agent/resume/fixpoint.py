@@ -7,7 +7,7 @@ groups; only the booking of losses depends on the order (groups by id, rounds un
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..model.decision import BY_DESIGN, Hit, Reason, WaterfallStep
+from ..model.decision import Hit, Reason, WaterfallStep
 from ..model.groups import Geometry, Group
 from ..model.states import GroupId, ResumeKind, Tokens
 from .presence import Ghost, Presence
@@ -47,12 +47,13 @@ def evaluate(
     usable = look.descend(top)
     logical = max(usable, newest_boundary(geometry, chain, presence, floor=usable, limit=limit))
     look.book_design(limit)
+    by_design = len(look.steps)
     look.ghost, look.record = ghost, True
     start = min(logical, top)
     look.book(None, Reason.ALIGNMENT, start, look.align(start))
     look.descend(look.align(start))
     known = all(group.kind is not ResumeKind.UNKNOWN for group in geometry.groups)
-    limiting, reason = limiting_of(look.steps)
+    limiting, reason = limiting_of(look.steps[by_design:])
     return Hit(
         logical=logical,
         usable=usable if known else None,
@@ -96,13 +97,17 @@ def newest_boundary(
 
 
 def limiting_of(steps: Sequence[WaterfallStep]) -> tuple[GroupId | None, Reason | None]:
-    """Find the group with the largest sum of losses (ties: lowest id) and the reason of its largest one."""
+    """Find the group with the largest sum of losses (ties: lowest id) and the reason of its largest one.
+
+    Where no group lost anything: the largest loss by design, if any.
+    """
     sums: dict[GroupId, Tokens] = {}
     for step in steps:
         if step.group is not None:
             sums[step.group] = sums.get(step.group, 0) + step.lost
     if not sums:
-        return None, max((s for s in steps if s.reason not in BY_DESIGN), key=lambda s: s.lost, default=_NO_STEP).reason
+        largest = max(steps, key=lambda step: step.lost, default=None)
+        return None, None if largest is None else largest.reason
     limiting = min(sums, key=lambda group: (-sums[group], group))
     reasons: dict[Reason, Tokens] = {}
     for step in steps:
@@ -192,6 +197,3 @@ def _members(geometry: Geometry, group: Group) -> tuple[GroupId, ...]:
 
 def _key_step(geometry: Geometry, group: Group) -> Tokens:
     return geometry.hash_unit if group.fine_grained else group.block_size
-
-
-_NO_STEP = WaterfallStep(group=None, reason=Reason.UNKNOWN, from_tokens=0, to_tokens=0)

@@ -53,13 +53,11 @@ def recoverable(
         for group in geometry.groups
         if insists(group) and group.requirement is Requirement.REQUIRED
     ]
-    ways = [
-        _way(_lowest(geometry, rules, limit, model=True), 0, usable, Fidelity.EXACT),
-    ]
+    ways = [_way(_lowest(geometry, rules, limit), 0, usable, Fidelity.EXACT)]
     held = [rule for rule in rules if rule.group.kind is not ResumeKind.WINDOW]
     windows = [rule.group for rule in rules if rule.group.kind is ResumeKind.WINDOW]
     if windows and held:
-        far = _lowest(geometry, held, limit, model=True)
+        far = _lowest(geometry, held, limit)
         width = max((group.window_past_tokens or 0) + 1 for group in windows)
         layers = _layers(windows)
         ways.append(_way(far, None if layers is None else width * layers, usable, Fidelity.REPLAY_EXACT))
@@ -75,12 +73,12 @@ def _way(tokens: Tokens, replay: Tokens | None, usable: Tokens, fidelity: Fideli
     return Recovery(tokens=tokens, replay_tokens=replay, gained=gained, fidelity=fidelity)
 
 
-def _lowest(geometry: Geometry, rules: list[GroupRule], limit: Tokens, *, model: bool) -> Tokens:
+def _lowest(geometry: Geometry, rules: list[GroupRule], limit: Tokens) -> Tokens:
     tokens = limit - limit % geometry.alignment if limit > 0 else 0
     while True:
         before = tokens
         for rule in rules:
-            if not (model and needs_nothing_at(rule.group, tokens)):
+            if not needs_nothing_at(rule.group, tokens):
                 tokens = rule.floor(tokens)
         if tokens == before:
             return tokens

@@ -85,6 +85,20 @@ class GroupRule:
             return self._has(self._members[0], key)
         return all(self._has(member, key) for member in self._members)
 
+    def held_below(self, boundary: Tokens, step: Tokens) -> Tokens:
+        """Largest boundary ``<= boundary``, going down by ``step``, whose key is cached; 0 if there is none."""
+        unit, chain, has = self._geometry.hash_unit, self._chain, self._has
+        known = len(chain) * unit
+        if boundary > known:
+            boundary -= -(-(boundary - known) // step) * step
+        if len(self._members) > 1 or step % unit or boundary % unit:
+            return next((end for end in range(boundary, 0, -step) if self.has(end)), 0)
+        number = self._members[0]
+        for end in range(boundary, 0, -step):
+            if has(number, chain[end // unit - 1]):
+                return end
+        return 0
+
     def floor(self, tokens: Tokens, margin_tokens: Tokens = 0) -> Tokens:
         """Largest boundary ``t <= tokens`` at which the group can resume.
 
@@ -176,8 +190,12 @@ class GroupRule:
                 boundary -= block
             if boundary <= stop:
                 return tokens
-            # Every larger candidate needs this missing block as well.
+            # Every larger candidate needs this missing block as well, and each its own last block.
             tokens = self.align(boundary - block - margin_tokens)
+            last = -(-(tokens + margin_tokens) // block) * block
+            held = self.held_below(last, block)
+            if held < last:
+                tokens = self.align(held - margin_tokens)
         return 0
 
     def _chunked(self, tokens: Tokens, margin_tokens: Tokens) -> Tokens:
@@ -205,10 +223,7 @@ class GroupRule:
         return end <= self.ceiling and all(self.has((i + 1) * block) for i in range(first, -(-end // block)))
 
     def _recurrent(self, tokens: Tokens) -> Tokens:
-        step = self._geometry.alignment
-        while tokens > 0 and not self.has(tokens):
-            tokens -= step
-        return max(tokens, 0)
+        return self.held_below(tokens, self._geometry.alignment)
 
 
 def _chunk_start(group: Group, tokens: Tokens) -> Tokens:

@@ -1,7 +1,8 @@
 """One reader of a ring: follows the records, keeps a table, notices gaps.
 
 Invariant: maps the ring read-only and copies each record before it looks at it; a record that was overwritten
-meanwhile, cut off or changed is a gap, never a wrong table. Everything is done in :meth:`RingReader.poll`; no thread, no waiting.
+meanwhile, cut off or changed is a gap, never a wrong table. Everything is done in :meth:`RingReader.poll`; no thread,
+no waiting.
 """
 
 import mmap

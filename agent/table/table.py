@@ -1,8 +1,7 @@
 """The page table outside the engine: numpy columns that records are applied to.
 
 Invariant: after a record is applied, every page that was *seen* (in a chunk since the last gap) equals the engine's
-page at that record. Applying is all or nothing per record as far as its content is checked by the reader before. Used by
-``agent.table.reader``.
+page at that record. Used by ``agent.table.reader``.
 """
 
 import zlib
@@ -108,10 +107,10 @@ class Table:
         for start in range(0, self.pages, DIGEST_BLOCK_PAGES):
             rows = slice(start, start + DIGEST_BLOCK_PAGES)
             for column in (self.tokens, self.stamp, self.key, self.group):
-                crc = zlib.crc32(memoryview(column[rows]), crc)
+                crc = zlib.crc32(column[rows].data, crc)
             if references:
-                crc = zlib.crc32(memoryview(self.references[rows]), crc)
-                crc = zlib.crc32(memoryview(self.free[rows]), crc)
+                crc = zlib.crc32(self.references[rows].data, crc)
+                crc = zlib.crc32(self.free[rows].data, crc)
         for page, key in sorted((page, key) for page, keys in self.extra.items() for key in keys):
             crc = zlib.crc32(page.to_bytes(4, "little") + key[: KEY_BYTES + GROUP_BYTES], crc)
         return crc
@@ -331,4 +330,4 @@ def _key_words(keys: NDArray[np.uint8]) -> NDArray[np.uint64]:
 def _frozen(column: NDArray[Any]) -> memoryview:
     copy = column.copy()
     copy.flags.writeable = False
-    return memoryview(copy)
+    return copy.data

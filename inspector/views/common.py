@@ -71,7 +71,7 @@ def capture_line(snapshot: Snapshot) -> Cell | str:
         text += ", without the page table"
     text += f", took {duration(capture.duration_ns)}"
     if capture.pause_ns is not None:
-        text += f", of the engine's time {duration(capture.pause_ns)}"
+        text += f", paused the engine for {duration(capture.pause_ns)}"
     if capture.consistency is Consistency.TORN:
         return Cell(text + " - numbers may not fit together", Tone.WARN)
     return text

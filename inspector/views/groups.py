@@ -161,6 +161,8 @@ def _summary(snapshot: Snapshot, found: Occupancy | None, reuse: Reuse | None) -
                 [f"{count(found.stranded)} of {count(found.cached)} cached pages ({share}) can be part of no hit"],
             )
         )
+    if found is not None and found.stranded is None:
+        facts.append(("STRANDED", ["unknown where pages were cached before kvctl joined: the engine keeps no chain"]))
     if reuse is not None and reuse.lost:
         (reason, group), tokens = max(reuse.lost.items(), key=lambda item: item[1])
         where = group_name(geometry, group) or "no single group"

@@ -63,7 +63,6 @@ def prefix(snapshot: Snapshot, selector: str, *, reveal: bool = False) -> Report
     ]
     data = {
         **item_of(snapshot, row, reveal=reveal),
-        "usable_tokens": hit.usable,
         "reason": None if hit.reason is None else hit.reason.value,
         "details": details,
         "waterfall": waterfall,
@@ -96,7 +95,8 @@ def _detail(prefixes: Prefixes, group: Group, chain: Mapping[Tokens, int], row: 
     ends = needed_ends(group, row.logical)
     nodes = prefixes.nodes
     there = [at for at in ends if at in chain and nodes.usable_pages[group.id, chain[at]] > 0]
-    missing = _ranges([at for at in ends if at not in set(there)], group.block_size)
+    missing = _ranges(prefixes.missing_ends(group, chain, ends), group.block_size)
+    unknown = [at for at in ends if at not in chain]
     return {
         "group": group.name,
         "id": group.id,
@@ -107,6 +107,7 @@ def _detail(prefixes: Prefixes, group: Group, chain: Mapping[Tokens, int], row: 
         "needs_pages": len(ends),
         "has_pages": len(there),
         "missing_tokens": missing,
+        "unknown_tokens": _ranges(unknown, group.block_size),
     }
 
 
@@ -129,7 +130,8 @@ def _row(item: Json, hit: Hit) -> list[Value]:
         else None
     )
     needs = item["needs_tokens"]
-    own = hit.per_group[item["id"]] if item["id"] < len(hit.per_group) else None
+    known = not item["unknown_tokens"]
+    own = hit.per_group[item["id"]] if known and item["id"] < len(hit.per_group) else None
     return [
         sign(Status(item["status"])),
         item["group"],
@@ -147,7 +149,7 @@ def _facts(
     def line(name: str, tokens: int | None) -> str:
         return f"{name:<8} {bar(None if tokens is None else tokens / row.tokens, 24)} {count(tokens):>9}"
 
-    usable: int | None = hit.usable
+    usable = row.usable
     states = "  ".join(f"{SHORT[state]} {sign(row.states[state]).value}" for state in FIVE)
     facts: list[tuple[str, Sequence[str | Cell]]] = [
         ("PREFIX", [f"{key_text(row.key, reveal=reveal)}, {count(row.tokens)} tokens, {plural(row.pages, 'page')}"]),
@@ -155,7 +157,7 @@ def _facts(
         ("STATES", [states]),
     ]
     if usable is None:
-        facts.append(("WHY", ["a group of a kind that kvctl does not know: usable is unknown"]))
+        facts.append(("WHY", [_UNPROVEN]))
     elif usable < row.logical:
         facts += _why(snapshot, hit, details)
     else:
@@ -164,6 +166,11 @@ def _facts(
         facts.append(("STRANDED", [f"{plural(row.stranded, 'page')} can be part of no hit now"]))
     return facts
 
+
+_UNPROVEN = (
+    "usable is unknown: a group is of a kind that kvctl does not know, or the prefix was cached before kvctl followed "
+    "the engine, which keeps no chain: nobody can say which pages lie before these"
+)
 
 _ONE_LOOK = (
     "One look at the table cannot tell whether it was evicted (window_hole, evicted) or never kept "

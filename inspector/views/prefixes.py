@@ -94,6 +94,14 @@ def _legend(found: Prefixes, rows: list[PrefixRow]) -> list[str | Cell]:
     lines: list[str | Cell] = [Cell(LEGEND, Tone.DIM)]
     if any(row.shared for row in rows):
         lines.append(Cell("└ branches off the prefix above (-o wide says where)", Tone.DIM))
+    if found.unlinked:
+        pages = plural(found.unlinked, "page")
+        lines.append(
+            Cell(
+                f"{pages} cached before kvctl joined: the engine keeps no chain, so what lies before is unknown",
+                Tone.DIM,
+            )
+        )
     if found.fragments:
         pieces = plural(found.fragments, "fragment")
         lines.append(Cell(f"{pieces} not shown: their beginning is gone, or they are shorter than one hit", Tone.DIM))

@@ -177,6 +177,17 @@ def test_the_table_has_no_dead_end() -> None:
     assert reaches == set(PageState)
 
 
+def test_a_page_freed_twice_is_handed_out_once() -> None:
+    """A free list that names a page twice is noticed at the second time, and the page has one owner."""
+    pages = Pages({State.SWA: 2})
+    pages.free[State.SWA].append(2)
+    assert sorted(pages.take(0, State.SWA, 2)) == [1, 2]
+    with pytest.raises(OutOfPagesError):
+        pages.take(0, State.SWA, 1)
+    assert pages.refused == 1
+    assert pages.references[1:] == [1, 1]
+
+
 def test_least_recently_used_pages_go_first() -> None:
     """Allocation evicts the page that nobody held for longest."""
     pages = Pages({State.SWA: 3})

@@ -73,6 +73,15 @@ class Exporter:
             for sample in family.samples
         }
 
+    def follows(self) -> None:
+        """Wait until it follows the page table of an engine; what it said is part of the failure."""
+        last = wait_for(lambda: self.value("kvctl_following") == 1 or self._complaint(), "kvctl export to follow")
+        assert last is True, last
+
+    def _complaint(self) -> str | None:
+        said = self.err.read_text(encoding="utf-8", errors="replace")
+        return said if "not explained" in said else None
+
     def value(self, name: str, **labels: str) -> float | None:
         """Return one sample; None where there is none."""
         return self.values().get((name, frozenset(labels.items())))

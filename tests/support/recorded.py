@@ -36,6 +36,8 @@ class RecordedEngine:
         self.base = snapshots.gemma()
         self.info: EngineInfo = replace(self.base.engine, pid=pid, start_ticks=start_ticks, name=name)
         self.feed = feed
+        self.breaker_open = False
+        """The probe took its hooks out: the feed ends, the socket still answers."""
         self.alive = True
         self.counters = Counters()
         self.ledger = Ledger()
@@ -93,7 +95,9 @@ class RecordedEngine:
 
     def read_counters(self) -> dict[str, float]:
         """All counters, as the probe would answer."""
-        return self.counters.read({"probe_breaker_open": 0.0, "probe_overhead_seconds": 0.125, **self.ledger.read()})
+        return self.counters.read(
+            {"probe_breaker_open": float(self.breaker_open), "probe_overhead_seconds": 0.125, **self.ledger.read()}
+        )
 
 
 class RecordedSession:
@@ -136,6 +140,8 @@ class RecordedSession:
 
     def follow(self, level: Level = Level.CONTENT, *, deadline_s: float = 60.0) -> None:
         """Join."""
+        if self._engine.breaker_open:
+            raise TargetError("the probe of this engine is off", why="16 of the last 128 steps cost more than 4 ms")
         if not self._engine.feed:
             raise UnsupportedError("the feed is off", why="this engine has an unknown method")
         with self._engine.lock:
@@ -144,6 +150,8 @@ class RecordedSession:
     def poll(self) -> tuple[Decision, ...]:
         """Take what came."""
         self._engine.check()
+        if self._engine.breaker_open:
+            raise TargetError("the engine's agent has ended the feed")
         with self._engine.lock:
             found = tuple(self.ring)
             self.ring.clear()

@@ -52,10 +52,12 @@ class Pool:
     next_page: int = 1
     rows: dict[int, tuple[int, bytes, Tokens, bytes | None, int]] = field(default_factory=dict)
     held: dict[int, int] = field(default_factory=dict)
+    calls: int = 0
 
     def keep(self, prompt: Prompt, group: int, positions: Iterable[Tokens], *, step: int = 10) -> list[int]:
         """Register the pages of one group that end at ``positions``; a key that is there already is shared."""
         block = self.geometry.groups[group].block_size
+        self.calls += 1
         pages = []
         for position in positions:
             key = key_of(prompt, position)
@@ -64,7 +66,7 @@ class Pool:
                 known = self.next_page
                 self.next_page += 1
                 parent = key_of(prompt, position - block) if position > block else None
-                self.rows[known] = (group, key, position, parent, (step << 20) | group)
+                self.rows[known] = (group, key, position, parent, (step << 20) | self.calls)
             pages.append(known)
         return pages
 
@@ -86,8 +88,8 @@ class Pool:
         for page in [p for p, row in self.rows.items() if row[0] == group and row[1] == key]:
             del self.rows[page]
 
-    def columns(self, *, references: bool = True) -> PageColumns:
-        """Return the table as columns."""
+    def columns(self, *, references: bool = True, late: bool = False) -> PageColumns:
+        """Return the table as columns; ``late``: as a reader sees it that joined afterwards, without parents."""
         n = self.size
         key = np.zeros((n, 16), np.uint8)
         parent = np.zeros((n, 8), np.uint8)
@@ -97,7 +99,7 @@ class Pool:
         counts = np.zeros(n, np.int32)
         for page, (gid, own, position, before, registered) in self.rows.items():
             key[page] = np.frombuffer(own, np.uint8)
-            if before is not None:
+            if before is not None and not late:
                 parent[page] = np.frombuffer(before[:8], np.uint8)
             group[page], tokens[page], stamp[page] = gid, position, registered
         for page, number in self.held.items():

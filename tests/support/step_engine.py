@@ -18,6 +18,8 @@ from agent.probe.feed import Feed
 
 BLOCK = 16
 SAMPLED = 5
+EBB_REQUESTS = 3
+PATIENT_PRIORITY = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,17 @@ class Setting:
     in_flight: int
     pages: int = 160
     seed: int = 1
+    requests: int = 10
+    """Requests that are kept waiting or running."""
+    wave_steps: int = 0
+    """Steps of a wave: every other one only :data:`EBB_REQUESTS` are kept; 0: no waves."""
+    patient: int = 2
+    """Long requests of the lowest priority among them."""
+    patient_tokens: tuple[int, int] = (1000, 1400)
+    chunk: int = 80
+    """Most tokens of a long prompt in one step."""
+    outputs: tuple[int, int] = (10, 90)
+    """Fewest and most output tokens of the short ones."""
 
 
 @dataclass(slots=True)
@@ -71,7 +84,7 @@ def make_scheduler(model: Path, setting: Setting) -> Any:
             max_num_batched_tokens=512,
             max_model_len=2048,
             enable_chunked_prefill=True,
-            long_prefill_token_threshold=80,
+            long_prefill_token_threshold=setting.chunk,
             is_encoder_decoder=False,
             async_scheduling=setting.asynchronous,
             policy=setting.policy,
@@ -146,18 +159,20 @@ class StepEngine:
 
     # ------------------------------------------------------------------- load
 
-    def add_requests(self, *, at_least: int = 10) -> None:
+    def add_requests(self) -> None:
         """Keep the scheduler busy with short urgent requests and two long patient ones."""
         from vllm import SamplingParams
         from vllm.v1.request import Request
 
         rng, scheduler = self.rng, self.scheduler
-        while len(scheduler.waiting) + len(scheduler.running) < at_least:
+        wave = self.setting.wave_steps
+        wanted = EBB_REQUESTS if wave and self._step // wave % 2 else self.setting.requests
+        while len(scheduler.waiting) + len(scheduler.running) < wanted:
             self.requests += 1
-            patient = sum(request.priority == 5 for request in scheduler.requests.values()) < 2
+            patient = sum(request.priority == PATIENT_PRIORITY for request in scheduler.requests.values()) < self.setting.patient
             shared = rng.choice(self._texts)[: rng.choice([0, 0, 160])]
-            own = rng.randint(1000, 1400) if patient else rng.randint(10, 50)
-            outputs = rng.randint(5, 20) if patient else rng.randint(10, 90)
+            own = rng.randint(*self.setting.patient_tokens) if patient else rng.randint(10, 50)
+            outputs = rng.randint(5, 20) if patient else rng.randint(*self.setting.outputs)
             scheduler.add_request(
                 Request(
                     str(self.requests),
@@ -165,9 +180,16 @@ class StepEngine:
                     SamplingParams(max_tokens=outputs, ignore_eos=True),
                     None,
                     block_hasher=self._hasher,
-                    priority=5 if patient else rng.randint(0, 4),
+                    priority=PATIENT_PRIORITY if patient else rng.randint(0, 4),
                 )
             )
+
+    def relieve(self) -> None:
+        """Abort every urgent request, as their clients might: the preempted patient one finds its pages still there."""
+        from vllm.v1.request import RequestStatus
+
+        urgent = [name for name, request in self.scheduler.requests.items() if request.priority < PATIENT_PRIORITY]
+        self.scheduler.finish_requests(urgent, RequestStatus.FINISHED_ABORTED)
 
     def step(self, observe: Callable[[], object] = lambda: None) -> None:
         """Schedule once; process an output when enough steps are in flight, then call ``observe``."""

@@ -1,7 +1,7 @@
 """What the gates need beyond tables and decisions, read from the reference engine.
 
-Invariant: reads attributes only, bounded in the number of tier entries; a tensor is asked for its address and shape, its
-content is never touched. Called by the adapter on the engine's thread.
+Invariant: reads attributes only, bounded in the number of tier entries; a tensor is asked for its address and shape,
+its content is never touched. Called by the adapter on the engine's thread.
 """
 
 from collections.abc import Iterable
@@ -183,7 +183,7 @@ def _admission(engine: Any) -> Admission:
 
 def _graphs(engine: Any) -> Graphs:
     decode, now = engine.decode, engine.decode.addresses()
-    first = next(iter(decode.captures.values()), {})
+    first: dict[str, int] = dict(next(iter(decode.captures.values()), {}))
     buffers = tuple(CapturedBuffer(name=name, captured=at, now=now[name]) for name, at in first.items())
     batches = [(decode.live, decode.rows())] if decode.padded else []
     if decode.dirty is not None:

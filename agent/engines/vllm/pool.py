@@ -1,8 +1,8 @@
 """vLLM's block pool as the feed sees it: hooks on one pool, and columns over its block objects.
 
 Invariant: hooks live in the instance, call the original first, then store references in lists; what could go wrong
-there is caught and turns the feed off. Uninstalling restores the instance exactly. Used by ``agent.probe`` on the engine's
-thread. Works with vLLM 0.28-0.33; what a version lacks is not hooked.
+there is caught and turns the feed off. Uninstalling restores the instance exactly. Used by ``agent.probe`` on the
+engine's thread. Works with vLLM 0.28-0.33; what a version lacks is not hooked.
 
 The map of keys is replaced by a reset: it is resolved at each use and never kept.
 """

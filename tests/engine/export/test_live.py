@@ -81,7 +81,7 @@ def total(decisions: list[Decision], field: str) -> int:
 
 def following(exporter: Exporter) -> None:
     """Wait until the exporter explains decisions."""
-    wait_for(lambda: exporter.value("kvctl_following") == 1, "the exporter to follow the engine")
+    exporter.follows()
 
 
 def traffic(server: Server, name: str) -> int:

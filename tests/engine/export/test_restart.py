@@ -35,7 +35,7 @@ def test_restarted_engine_counts_from_zero_with_a_new_start(model: Callable[...,
         runtime.mkdir(mode=0o700)
         with exporting(runtime, tmp_path) as exporter:
             with serve(model("llama"), *arguments, runtime=runtime) as server:
-                wait_for(lambda: exporter.value("kvctl_following") == 1, "the exporter to follow the engine")
+                exporter.follows()
                 for _ in range(2):
                     server.http.complete(prompt("restart", 300))
                 wait_for(lambda: exporter.value(LOGICAL, phase="first") == 288, "its books")
@@ -43,7 +43,7 @@ def test_restarted_engine_counts_from_zero_with_a_new_start(model: Callable[...,
             wait_for(lambda: exporter.value("kvctl_up") == 0, "the engine to be shown as down")
             assert exporter.value(LOGICAL, phase="first") is None
             with serve(model("llama"), *arguments, runtime=runtime):
-                wait_for(lambda: exporter.value("kvctl_following") == 1, "the exporter to follow the new engine")
+                exporter.follows()
                 assert exporter.value(LOGICAL, phase="first") == 0
                 assert started(exporter) > first
                 assert engines(exporter) == {"m"}

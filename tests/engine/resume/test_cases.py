@@ -9,11 +9,12 @@ from vllm.v1.request import Request
 from agent.engines.vllm.groups import geometry_of
 from agent.explain import explain
 from agent.model.decision import Decision, Outcome, Phase, Reason
-from agent.model.states import KEY_BYTES, GroupId, State
+from agent.model.states import KEY_BYTES, State
 from agent.resume import evaluate, recoverable
 from tests.support import vllm_groups as make
 from tests.support.lookups import record
 from tests.support.vllm_worlds import KeySet, Traffic, World, drop, keys_of
+from tests.support.watched_pool import WatchedPool
 
 SWA, MAIN, C4, C128 = 0, 2, 3, 4
 A = list(range(1_000, 3_000))
@@ -25,22 +26,11 @@ class Watched:
 
     world: World
     traffic: Traffic = field(init=False)
-    registered: set[tuple[int, bytes]] = field(default_factory=set)
+    ghost: WatchedPool = field(init=False)
 
     def __post_init__(self) -> None:
         self.traffic = Traffic(self.world)
-        pool, note = self.world.manager.block_pool, self.registered.add
-        insert = pool._insert_block_hash
-
-        def remember(key: bytes, *args: object, **more: object) -> None:
-            note((int.from_bytes(key[-4:], "big"), bytes(key[:KEY_BYTES])))
-            insert(key, *args, **more)
-
-        pool._insert_block_hash = remember
-
-    def seen(self, group: GroupId | None, key: bytes, /) -> bool | None:
-        """See ``agent.resume.Ghost``: complete, for it watched from the beginning."""
-        return any((each, key) in self.registered for each in ([group] if group is not None else range(8)))
+        self.ghost = WatchedPool(self.world.manager.block_pool)
 
     def run(self, tokens: list[int]) -> Request:
         """Prefill a request and end it."""
@@ -59,7 +49,7 @@ class Watched:
             _, engine, _ = manager.get_computed_blocks(request)
         chain = [digest[:KEY_BYTES] for digest in request.block_hashes]
         raw = record(chain, len(tokens), engine, lookups=lookups, phase=phase)
-        decision = explain(geometry_of(manager), KeySet(keys_of(manager)), self, raw)
+        decision = explain(geometry_of(manager), KeySet(keys_of(manager)), self.ghost, raw)
         assert decision.usable == engine
         return decision
 

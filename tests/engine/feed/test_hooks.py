@@ -1,0 +1,111 @@
+"""The hooks on the pool: exactly removable, and harmless when something in them breaks."""
+
+import random
+from types import FunctionType
+from typing import Any
+
+import pytest
+
+from agent.engines.vllm.pool import VllmPool
+from agent.model.snapshot import Level
+from agent.probe.feed import Feed
+from tests.support.cache_core import KINDS, Core, Workload, make_core
+
+pytestmark = pytest.mark.engine
+
+
+def _attributes(core: Core) -> list[dict[str, Any]]:
+    """Own functions of everything that is hooked: a plain instance has none."""
+    return [
+        {name: value for name, value in vars(one).items() if isinstance(value, FunctionType)}
+        for one in (core.pool, *core.managers)
+    ]
+
+
+def _same(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> bool:
+    return all(
+        one.keys() == two.keys() and all(one[name] is two[name] for name in one)
+        for one, two in zip(before, after, strict=True)
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_uninstalling_restores_every_attribute(kind: str) -> None:
+    """After joins at both levels and an uninstall the pool and the managers have the very attributes they had."""
+    core = make_core(kind, 256)
+    before = _attributes(core)
+    feed = Feed(VllmPool(core.pool, core.managers), ring_bytes=1 << 16)
+    feed.install()
+    feed.join(Level.CONTENT)
+    feed.join(Level.REFERENCES)
+    assert not _same(before, _attributes(core))
+    feed.leave(Level.REFERENCES)
+    feed.leave(Level.CONTENT)
+    assert feed.ring_fd is None
+    feed.uninstall()
+    assert _same(before, _attributes(core))
+
+
+@pytest.mark.parametrize("level", list(Level))
+def test_a_hook_that_breaks_turns_the_feed_off_and_the_engine_goes_on(level: Level) -> None:
+    """With targets that raise, every call of the pool still does its work, and the feed is off with the reason."""
+    core = make_core("gemma3", 512)
+    before = _attributes(core)
+    feed = Feed(VllmPool(core.pool, core.managers), ring_bytes=1 << 16)
+    feed.install()
+    feed.join(level)
+
+    def broken(*args: Any) -> None:
+        raise RuntimeError("planted")
+
+    port: Any = feed._port
+    port._joined.remove()
+    events = feed._pending.events()
+    events.cleared = events.changed = events.touched = broken
+    port.follow(events, references=level is Level.REFERENCES)
+    load = Workload(core, random.Random(1), prompt_tokens=400)
+    for _ in range(20):
+        load.schedule()
+    assert load.totals.requests > 0
+    assert feed.reason is not None
+    assert "planted" in feed.reason
+    assert _same(before, _attributes(core))
+
+
+def test_a_foreign_wrapper_on_top_stays_and_ours_becomes_a_passage() -> None:
+    """Somebody who wrapped our hook keeps it; below it the pool still works after our uninstall."""
+    core = make_core("gemma3", 256)
+    feed = Feed(VllmPool(core.pool, core.managers), ring_bytes=1 << 16)
+    feed.install()
+    ours = core.pool.cache_full_blocks
+    calls = []
+
+    def theirs(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        return ours(*args, **kwargs)
+
+    core.pool.cache_full_blocks = theirs
+    feed.uninstall()
+    assert core.pool.cache_full_blocks is theirs
+    load = Workload(core, random.Random(1), prompt_tokens=400)
+    for _ in range(20):
+        load.schedule()
+    assert calls
+
+
+def test_nobody_joined_means_no_ring_and_no_record() -> None:
+    """Without readers there is no ring, cuts and decisions are no-ops, and stamps are kept all the same."""
+    core = make_core("gemma3", 512)
+    feed = Feed(VllmPool(core.pool, core.managers))
+    feed.install()
+    load = Workload(core, random.Random(1), prompt_tokens=400)
+    for step in range(1, 11):
+        feed.before_schedule(step)
+        feed.after_schedule(step, load.schedule())
+        feed.put_decision(b"x")
+        feed.shadow()
+    assert feed.cut() == 0
+    assert feed.ring_fd is None
+    stamps = [feed.stamp_of(block.block_id) for block in core.pool.blocks if block.block_hash is not None]
+    assert stamps
+    assert all(stamps)

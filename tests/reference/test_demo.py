@@ -1,0 +1,56 @@
+"""``kvctl demo``: from the engine's process to a report, and every fault found by the gate that owns it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.reference.faults import EXPECTED
+from agent.reference.injection import ACTS
+from kvctl.commands.demo import FAULTS
+from tests.support.reference import NIGHTLY
+
+SOME = ("drop-window-page", "change-weights", "unguarded-bind", "double-free")
+
+
+def _demo(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    folder.mkdir(mode=0o700)
+    env = {**os.environ, "KVCTL_RUNTIME_DIR": str(folder), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "kvctl", "demo", "--headless", "-o", "json", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300, check=False)
+    assert done.stdout, done.stderr
+    left = [path.name for path in folder.iterdir() if path.name.endswith(".sock")]
+    assert not left, "a socket was left behind"
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_the_demo_tells_logical_from_usable(tmp_path: Path) -> None:
+    """A short run ends with exit code 0, tokens that were found and not usable, and five gates."""
+    code, report = _demo(tmp_path / "run", "--duration", "6s")
+    assert code == 0
+    assert report["kind"] == "demo"
+    assert report["decisions"] > 5
+    assert 0 < report["usable_tokens"] < report["logical_tokens"] < report["lookup_tokens"]
+    assert {entry["reason"] for entry in report["lost"]} & {"not_retained", "window_hole", "evicted"}
+    assert [gate["gate"] for gate in report["gates"]] == ["block", "contract", "intersection", "alignment", "redlines"]
+
+
+@pytest.mark.parametrize("fault", sorted(FAULTS) if NIGHTLY else SOME)
+def test_an_injected_fault_is_found(fault: str, tmp_path: Path) -> None:
+    """The gate that owns the fault names it with its code, and the report says so."""
+    code, report = _demo(tmp_path / "run", "--duration", "8s", "--inject", fault)
+    injection = report["injection"]
+    assert injection["fault"] == fault
+    assert injection["after_seconds"] is not None, report["gates"]
+    assert {finding["code"] for finding in injection["found"]} <= set(FAULTS[fault])
+    assert code == 0
+
+
+def test_the_command_knows_the_engines_faults() -> None:
+    """The list of the command line is the list of the engine, and each entry can be acted out."""
+    assert {fault.value: codes for fault, codes in EXPECTED.items()} == FAULTS
+    assert set(ACTS) == set(EXPECTED)
