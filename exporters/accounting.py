@@ -28,7 +28,7 @@ as unexplained. A new bootstrap after an overrun takes up to 15 s."""
 class Books(Protocol):
     """The part of a session that accounting needs."""
 
-    def call(self, op: str, *, deadline_s: float = ..., **args: Any) -> dict[str, Any]:
+    def call(self, op: str, /, *, deadline_s: float = ..., **args: Any) -> dict[str, Any]:
         """Run an operation of the probe."""
         ...
 

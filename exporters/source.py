@@ -42,7 +42,7 @@ class Live(Protocol):
         """Its groups."""
         ...
 
-    def call(self, op: str, *, deadline_s: float = ..., **args: Any) -> dict[str, Any]:
+    def call(self, op: str, /, *, deadline_s: float = ..., **args: Any) -> dict[str, Any]:
         """Run an operation."""
         ...
 
@@ -109,6 +109,9 @@ Analysis = Callable[[Snapshot], list[Sample]]
 class Judgement:
     """What the gates and further analysis say of the latest table that they were shown.
 
+    A million pages take a second or two, in which decisions must go on being read: each run has a thread of its own. A
+    run that fails takes its own samples away, and nothing else.
+
     Args:
         analyse: Makes further samples.
     """
@@ -116,18 +119,30 @@ class Judgement:
     def __init__(self, analyse: Analysis | None) -> None:
         self._gates = GateTotals()
         self._analyse = analyse
-        self._more: list[Sample] = []
+        self._samples: list[Sample] = []
+        self._thread: threading.Thread | None = None
 
     def judge(self, snapshot: Snapshot, previous: Snapshot | None) -> None:
-        """Run the gates, and analyse."""
-        from agent.gates.runner import run  # noqa: PLC0415 - an exporter without gates does without them
-
-        self._gates.add(run(snapshot, previous=previous))
-        self._more = self._analyse(snapshot) if self._analyse is not None else []
+        """Begin to run the gates and to analyse, unless the run before has not ended."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        self._thread = threading.Thread(target=self._run, args=(snapshot, previous), name="kvctl-gates", daemon=True)
+        self._thread.start()
 
     def samples(self) -> list[Sample]:
-        """Return the samples; none before the first run."""
-        return [*self._gates.samples(), *self._more]
+        """Return the samples of the latest run; none before the first, and none after one that failed."""
+        return self._samples
+
+    def _run(self, snapshot: Snapshot, previous: Snapshot | None) -> None:
+        from agent.gates.runner import run  # noqa: PLC0415 - an exporter without gates does without them
+
+        found: list[Sample] = []
+        try:
+            self._gates.add(run(snapshot, previous=previous))
+            more = self._analyse(snapshot) if self._analyse is not None else []
+            found = [*self._gates.samples(), *more]
+        finally:
+            self._samples = found
 
 
 class Source:

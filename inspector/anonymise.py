@@ -39,7 +39,7 @@ class _Veil:
 
     def request(self, name: str) -> str:
         text = name.encode("utf-8", "surrogatepass")
-        return "request-" + blake2b(text, key=self._secret, digest_size=6).hexdigest()
+        return "req-" + blake2b(text, key=self._secret, digest_size=5).hexdigest()
 
     def snapshot(self, snapshot: Snapshot) -> Snapshot:
         requests = snapshot.requests

@@ -50,6 +50,18 @@ def cut(text: str, cells: int) -> str:
     return text
 
 
+def cut_middle(text: str, cells: int) -> str:
+    """Return ``text`` shortened in its middle: of ids both ends tell them apart."""
+    if width_of(text) <= cells or cells < 5:
+        return cut(text, cells)
+    tail = (cells - 1) // 2
+    end = text[-tail:]
+    while width_of(end) > tail:
+        end = end[1:]
+    start = cut(text, cells - width_of(end))
+    return start + end if width_of(start + end) <= cells else cut(text, cells)
+
+
 def count(value: int | None) -> str:
     """Return a count with thousands separators."""
     return UNKNOWN if value is None else f"{value:,}"
@@ -89,9 +101,9 @@ def when(time_ns: int | None) -> str:
 
 
 def clock(time_ns: int | None) -> str:
-    """Return the time of day of a wall clock, to the millisecond, for tables whose rows are of one day."""
+    """Return the time of day of a wall clock in UTC, to the second, for tables whose rows are of one day."""
     text = when(time_ns)
-    return text[11:23] if text != UNKNOWN else text
+    return text[11:19] if text != UNKNOWN else text
 
 
 def duration(duration_ns: int | None) -> str:

@@ -5,6 +5,7 @@ are one node; a link exists only where the engine's table proves it. Everything 
 about a second. Used by the prefix tree and by :mod:`inspector.stranded`.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -93,6 +94,27 @@ class Nodes:
                 continue
             found[position] = at
             todo.extend(int(up) for up in self.parent[:, at] if up >= 0)
+        return found
+
+    @cached_property
+    def _children(self) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Return children sorted by parent, and where each parent's children begin (m + 1)."""
+        group, child = np.nonzero(self.parent >= 0)
+        parents = self.parent[group, child]
+        pairs = np.unique(np.stack([parents.astype(np.int64), child], axis=1), axis=0)
+        begins = np.searchsorted(pairs[:, 0], np.arange(self.count + 1))
+        return pairs[:, 1].astype(np.int32), begins.astype(np.int64)
+
+    def descendants(self, nodes: Iterable[int]) -> set[int]:
+        """Return these nodes and every node known to have been computed on top of one of them."""
+        children, begins = self._children
+        found: set[int] = set()
+        todo = list(nodes)
+        while todo:
+            at = todo.pop()
+            if at not in found:
+                found.add(at)
+                todo.extend(children[begins[at] : begins[at + 1]].tolist())
         return found
 
     def reaches_boundary(self, node: int, alignment: int) -> bool:

@@ -28,7 +28,11 @@ class GroupPages:
     in_transit: int
     stale: int
     stranded: int | None
-    """None where the rules do not cover the engine."""
+    """None where the rules do not cover the engine, or where some pages cannot be placed in a chain."""
+    stranded_at_least: int
+    """Pages that are certainly stranded."""
+    unplaced: int | None
+    """Pages of which nobody can tell whether they are; None where that goes for all."""
     longest: int
     """Largest token position."""
     page_bytes: int | None
@@ -81,7 +85,8 @@ def occupancy(snapshot: Snapshot, prefixes: Prefixes | None = None) -> Occupancy
     cached = columns.cached
     moving, old = in_transit(pages, columns), stale(snapshot, columns)
     held = None if columns.references is None else columns.references > 0
-    stranded = (prefixes or Prefixes(snapshot)).stranded
+    prefixes = prefixes or Prefixes(snapshot)
+    stranded = prefixes.stranded
     groups = {}
     for group in snapshot.geometry.groups:
         own = cached & (columns.group == group.id)
@@ -95,6 +100,8 @@ def occupancy(snapshot: Snapshot, prefixes: Prefixes | None = None) -> Occupancy
             in_transit=int((own & moving & ~old).sum()),
             stale=int((own & old).sum()),
             stranded=stranded[group.id],
+            stranded_at_least=prefixes.stranded_bounds[group.id][0],
+            unplaced=prefixes.stranded_bounds[group.id][1],
             longest=int(columns.tokens[own].max(initial=0)),
             page_bytes=page_bytes,
         )

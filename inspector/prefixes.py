@@ -74,8 +74,13 @@ class Prefixes:
     @cached_property
     def stranded(self) -> tuple[int | None, ...]:
         """Stranded pages of each group; None where it cannot be told."""
+        return tuple(None if doubtful is None or doubtful else sure for sure, doubtful in self.stranded_bounds)
+
+    @cached_property
+    def stranded_bounds(self) -> tuple[tuple[int, int | None], ...]:
+        """For each group pages that are certainly stranded, and those of which nobody can tell; None: of none."""
         if self.reach is None:
-            return (None,) * len(self.snapshot.geometry.groups)
+            return ((0, None),) * len(self.snapshot.geometry.groups)
         return tuple(stranded_pages(self.nodes, self.reach))
 
     @property

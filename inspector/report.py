@@ -46,6 +46,8 @@ class Column:
     """Shown only with ``-o wide``."""
     elastic: bool = False
     """May be cut when the terminal is narrow (free text); at least one column of a wide table should be."""
+    identity: bool = False
+    """An id: where it is cut, its end stays."""
     least: int = 0
     """Cells that a list that grows line by line keeps free from the start."""
     blank: str | None = None

@@ -11,6 +11,19 @@ from dataclasses import dataclass
 from agent.model.decision import BY_DESIGN, Decision, Outcome, Phase, Reason
 from agent.model.states import GroupId, Tokens
 
+NOT_CACHED = frozenset(
+    {
+        Reason.COLD,
+        Reason.EVICTED,
+        Reason.INVALIDATED,
+        Reason.IDENTITY,
+        Reason.BELOW_GRANULARITY,
+        Reason.NOT_READY,
+        Reason.UNKNOWN,
+    }
+)
+"""Reasons that, booked to no group, say why tokens beyond the logical hit were not there."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reuse:
@@ -27,7 +40,9 @@ class Reuse:
     outcomes: Counter[Outcome]
     """Of all decisions."""
     lost: Counter[tuple[Reason, GroupId | None]]
-    """Tokens lost to degradation for each reason and group; losses by design are not in it."""
+    """Tokens lost between logical and usable for each reason and group; losses by design are not in it."""
+    absent: Counter[Reason]
+    """Tokens that were not cached at all when they were looked up, for each reason: no loss between the two hits."""
     by_design: Tokens
     degraded: Counter[GroupId | None]
     """Degraded decisions by limiting group."""
@@ -54,11 +69,14 @@ def sum_up(decisions: Sequence[Decision], *, phase: Phase | None = None) -> Reus
     explained = [item for item in picked if item.logical is not None]
     lost: Counter[tuple[Reason, GroupId | None]] = Counter()
     degraded: Counter[GroupId | None] = Counter()
+    absent: Counter[Reason] = Counter()
     by_design = 0
     for item in explained:
         for reason, group, tokens in item.lost:
             if reason in BY_DESIGN:
                 by_design += tokens
+            elif group is None and reason in NOT_CACHED:
+                absent[reason] += tokens
             else:
                 lost[reason, group] += tokens
         if (item.logical or 0) > item.engine_usable and item.reason not in BY_DESIGN:
@@ -72,6 +90,7 @@ def sum_up(decisions: Sequence[Decision], *, phase: Phase | None = None) -> Reus
         external=sum(item.external for item in explained),
         outcomes=Counter(item.outcome for item in picked),
         lost=lost,
+        absent=absent,
         by_design=by_design,
         degraded=degraded,
     )

@@ -72,13 +72,10 @@ def reach(nodes: Nodes) -> Reach | None:
     return Reach(resumes=sure, maybe=maybe, covered=covered, doubtful=_doubtful(nodes, sure, maybe) & ~covered)
 
 
-def stranded_pages(nodes: Nodes, found: Reach) -> list[int | None]:
-    """Return the stranded pages of each group; None for a group in which some may be stranded and may be not."""
-    result: list[int | None] = []
-    for pages in nodes.pages:
-        unsure = int(pages[found.doubtful].sum())
-        result.append(None if unsure else int(pages[~found.covered].sum()))
-    return result
+def stranded_pages(nodes: Nodes, found: Reach) -> list[tuple[int, int]]:
+    """Return for each group the pages that are certainly stranded, and those of which nobody can tell."""
+    surely = ~found.covered & ~found.doubtful
+    return [(int(pages[surely].sum()), int(pages[found.doubtful].sum())) for pages in nodes.pages]
 
 
 def _required(group: Group) -> bool:

@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .format import UNKNOWN, clean, clock, count, cut, duration, percent, size, when, width_of
+from .format import UNKNOWN, clean, clock, count, cut, cut_middle, duration, percent, size, when, width_of
 from .report import Block, Cell, Column, Facts, Kind, Prose, Report, Table, Tone, Value
 
 MAX_CELL = 120
@@ -95,7 +95,7 @@ def _table(table: Table, style: Style) -> Iterator[str]:
     for row, texts in zip(table.rows, cells, strict=True):
         parts = []
         for at, column, text, width in zip(shown, columns, texts, widths, strict=True):
-            parts.append(_paint(_pad(cut(text, width), column, width), _tone(row[at]), style))
+            parts.append(_paint(_pad(_fit(text, column, width), column, width), _tone(row[at]), style))
         yield _GAP.join(parts)
 
 
@@ -132,7 +132,7 @@ class LineTable:
             lines.append(_paint(_GAP.join(header).rstrip(), Tone.DIM, self._style))
         self._begun = True
         parts = [
-            _paint(_pad(cut(text, width), column, width), _tone(cell), self._style)
+            _paint(_pad(_fit(text, column, width), column, width), _tone(cell), self._style)
             for cell, text, column, width in zip(cells, texts, self._columns, widths, strict=True)
         ]
         return "".join(f"{line}\n" for line in [*lines, _GAP.join(parts).rstrip()])
@@ -142,9 +142,7 @@ class LineTable:
             width for width, column in zip(self._widths, self._columns, strict=True) if not column.elastic
         ) + len(_GAP) * (len(self._columns) - 1)
         elastic = sum(column.elastic for column in self._columns)
-        room = (
-            MAX_CELL if self._style.width is None else max(_MIN_ELASTIC, (self._style.width - fixed) // max(1, elastic))
-        )
+        room = MAX_CELL if self._style.width is None else max(4, (self._style.width - fixed) // max(1, elastic))
         return [
             min(room, max(width, width_of(text))) if column.elastic else width
             for width, column, text in zip(self._widths, self._columns, texts, strict=True)
@@ -153,6 +151,10 @@ class LineTable:
 
 def _tone(value: Value) -> Tone:
     return value.tone if isinstance(value, Cell) else Tone.PLAIN
+
+
+def _fit(text: str, column: Column, width: int) -> str:
+    return cut_middle(text, width) if column.identity else cut(text, width)
 
 
 def _pad(text: str, column: Column, width: int) -> str:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
@@ -73,11 +73,10 @@ class DemoEngine:
                 text=True,
                 env=_environment(os.environ),
             )
-        try:
+        with ExitStack() as undo:
+            undo.callback(self.close)
             self._wait()
-        except BaseException:
-            self.close()
-            raise
+            undo.pop_all()
         return self
 
     def _wait(self) -> None:

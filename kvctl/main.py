@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, NoReturn
 if TYPE_CHECKING:
     from agent.errors import KvctlError, UsageError
 
+_LIBRARIES = frozenset({"typer", "rich", "numpy", "textual", "prometheus_client", "opentelemetry", "pynvml"})
+"""Import names of what the command line depends on."""
+
 _BUG_URL = "the project's issue tracker"
 
 
@@ -116,8 +119,19 @@ def _wants_json(arguments: Sequence[str]) -> bool:
     return wanted in {"json", "jsonl"}
 
 
+def _report_missing_library(name: str) -> NoReturn:
+    """Say that this is the bare wheel, which is all that an engine needs but not enough for the command line."""
+    sys.stderr.write(f"kvctl: the library {name} is not installed\n")
+    sys.stderr.write("  why:  kvctl was installed without what it depends on, as an engine's environment needs it\n")
+    sys.stderr.write("  next: pip install kvctl in an environment of its own, or here\n")
+    sys.stderr.flush()
+    os._exit(2)
+
+
 def _report_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Say that kvctl itself is at fault, and exit with 4: a crash must not look like a verdict (1)."""
+    if isinstance(error, ModuleNotFoundError) and error.name and error.name.split(".")[0] in _LIBRARIES:
+        _report_missing_library(error.name.split(".")[0])
     if os.environ.get("KVCTL_DEBUG"):
         sys.__excepthook__(kind, error, trace)
     sys.stderr.write(f"kvctl: internal error: {kind.__name__}: {error}\n")

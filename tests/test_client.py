@@ -156,7 +156,7 @@ def test_a_busy_engine_is_a_deadline(engine: TinyEngine, runtime: Path) -> None:
     """An engine that passes no safe point leads to a clear error in time; what needs none is answered meanwhile."""
     with Client(endpoint(runtime)) as client:
         go_on = engine.block()
-        with pytest.raises(DeadlineError, match="passed no safe point in time|did not answer"):
+        with pytest.raises(DeadlineError, match=r"passed no safe point in time|did not answer"):
             client.call("overview", deadline_s=0.1)
         assert client.call("ping")["guard"]["on"]
         go_on()
@@ -364,3 +364,25 @@ def test_jobs_of_an_engine_that_stands_still_do_not_pile_up(engine: TinyEngine, 
             client.call("overview", deadline_s=0.05)
     wait_for(lambda: not safe_point.waiting, "the questions to be given up")
     go_on()
+
+
+def test_an_open_breaker_is_reported(engine: TinyEngine, runtime: Path) -> None:
+    """After the breaker has opened the socket still says why; questions that need the engine are refused at once."""
+    assert engine.probe is not None
+    with Client(endpoint(runtime)) as client:
+        go_on = engine.block()
+        waiting = Client(endpoint(runtime))
+        waiting._send({"id": 1, "op": "overview", "args": {}}, "overview")
+        wait_for(lambda: engine.probe is not None and engine.probe.safe_point.waiting, "the question to wait")
+        engine.probe.guard.open("8 errors, the last in x")
+        answer = waiting._receive("overview")
+        assert (answer["ok"], answer["error"]["why"]) == (False, "8 errors, the last in x")
+        with pytest.raises(TargetError, match="probe of this engine is off") as caught:
+            client.call("overview")
+        assert caught.value.why == "8 errors, the last in x"
+        assert client.call("ping")["guard"]["on"] is False
+        assert client.call("counters")["counters"]["probe_breaker_open"] == 1.0
+        off = {item["name"]: item["reason"] for item in client.call("capabilities")["capabilities"] if not item["on"]}
+        assert off["probe"] == "8 errors, the last in x"
+        go_on()
+        waiting.close()

@@ -223,11 +223,12 @@ def test_pages_are_counted_by_group_and_status() -> None:
     assert isinstance(total, int)
     assert total > 100
     assert all_ready["stale_pages", "", "", "compressed16#2"] == 0
-    stamp = (10 << 20) | 2
-    marked = replace(pages, never_computed=frozenset({stamp}), tainted=frozenset({PageId(1)}))
+    own = [at for at in range(pages.count) if pages.group[at] == 2]
+    stamps = frozenset(memoryview(pages.stamp).cast("Q")[at] for at in own)
+    marked = replace(pages, never_computed=stamps, tainted=frozenset({PageId(own[0])}))
     stale = values([Reading(samples=tuple(of_snapshot(replace(snapshot, pages=marked))))])
     assert stale["stale_pages", "", "", "compressed16#2"] == total
-    moving = replace(pages, committed_step=9)
+    moving = replace(pages, committed_step=(min(stamps - {0}) >> 20) - 1)
     shown = values([Reading(samples=tuple(of_snapshot(replace(snapshot, pages=moving))))])
     assert shown["pages", "", "", "compressed16#2", "compressed", "in_transit"] == total
 

@@ -242,3 +242,14 @@ def test_named_deviations_are_no_lost_hits() -> None:
     look = EngineLookup(request="a", chain=chain_of("a", 64, 16), limit=63, answer=0, epoch=7)
     pool.evidence = Evidence(lookups=(look,))
     assert findings(pool.build()) == []
+
+
+def test_the_length_of_the_hash_table_is_compared() -> None:
+    """One key more or fewer than pages carry is a fault; equal numbers prove nothing, so the codes abstain."""
+    snapshot = cases.case_1()
+    assert snapshot.pool is not None
+    assert snapshot.pool.keys is not None
+    for more, code in ((1, "KV101"), (-1, "KV102")):
+        pool = replace(snapshot.pool, keys=snapshot.pool.keys + more)
+        assert [finding.code for finding in findings(replace(snapshot, pool=pool))] == [code]
+    assert {"KV101", "KV102"} <= gate(run(snapshot), GateName.BLOCK).abstained.keys()

@@ -165,6 +165,7 @@ def test_a_late_reader_does_not_guess_across_calls() -> None:
     assert row.states[State.COMPRESSED] is Status.UNKNOWN
     assert row.states[State.SWA] is Status.READY
     assert prefixes.stranded[2] is None
+    assert prefixes.stranded_bounds == ((0, 64), (0, 64), (0, 128))
     assert prefixes.unlinked == 3
 
 

@@ -46,6 +46,9 @@ COMMANDS = (
     "snapshot diff",
 )
 
+NAMED = ("inspect requests", "inspect groups", "inspect prefixes", "decisions", "ps")
+"""Commands that show the most free text."""
+
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
 
@@ -110,8 +113,13 @@ def test_tables_are_plain_text(run: Runner, file: Path, command: str) -> None:
     assert max(map(width_of, ran.out.splitlines()), default=0) <= 80
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("form", ["wide", "name", "json", "jsonl"])
+@pytest.mark.parametrize(
+    ("command", "form"),
+    [
+        *((command, "json") for command in COMMANDS),
+        *((command, form) for command in NAMED for form in ("wide", "name", "jsonl")),
+    ],
+)
 def test_other_formats_are_plain_text(run: Runner, file: Path, command: str, form: str) -> None:
     """The other formats are plain as well; JSON stays JSON of its schema, and a line stays a line."""
     ran = run(*words(command, file), "-o", form)

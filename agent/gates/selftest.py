@@ -58,9 +58,10 @@ def selftest(
     Returns:
         One result for each code of these gates.
     """
-    # A hash table read beside the pages would no longer fit once a page is changed.
+    # A hash table read beside the pages, or its length, would no longer fit once a page is changed.
     base = replace(
         snapshot,
+        pool=None if snapshot.pool is None else replace(snapshot.pool, keys=None),
         capture=replace(snapshot.capture, consistency=Consistency.ATOMIC),
         evidence=replace(snapshot.evidence or Evidence(), hash_table=None),
     )

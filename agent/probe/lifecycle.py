@@ -68,6 +68,8 @@ class Probe:
         self.ghost = Ghost(self.options["ghost_keys"])
         self.recorder = Recorder(self.options, self.counters)
         self.safe_point = SafePoint(self.guard, adapter.wake, turn=turn)
+        # The first to be registered is the last to run: nothing waits for an engine that is no longer hooked.
+        self.guard.on_open(self.safe_point.fail_all)
         self.standing = Standing(self.guard, allow_changes=env.get("KVCTL_ALLOW_CHANGES") == "1")
         self.changes = Changes(self)
         self.info = EngineInfo(pid=os.getpid(), start_ticks=0, engine=adapter.engine, version="", model="")
@@ -210,7 +212,6 @@ class Probe:
     def stop(self, reason: str = "the engine is shutting down") -> None:
         """Take the probe out: hooks, feed, jobs, socket. Any thread; does not wait for the engine."""
         self.guard.open(reason)
-        self.safe_point.fail_all()
         server, self.server = self.server, None
         if server is not None:
             server.stop()

@@ -100,6 +100,7 @@ class Operations:
     def _job(
         self, label: str, run: Callable[[], Any], *, needs: str | None = None, finish: Callable[[Any], Any] = to_plain
     ) -> Deferred:
+        self._probe.standing.require_on()
         if needs is not None:
             self._probe.standing.require(needs)
         return Deferred(label=label, deadline_s=DEFAULT_DEADLINE_S, run=run, finish=finish)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from ..errors import DeadlineError, KvctlError, TargetError
+from ..errors import DeadlineError, TargetError
 from .guard import Guard
 
 AGAIN: Final = object()
@@ -127,11 +127,11 @@ class SafePoint:
             self.turn.release()
         return bool(self._jobs)
 
-    def fail_all(self, error: KvctlError | None = None) -> None:
-        """Give up everything that waits: the engine ends."""
+    def fail_all(self) -> None:
+        """Give up everything that waits: the engine ends, or the probe is taken out."""
         while self._jobs:
             job = self._jobs.popleft()
-            job.error = error or TargetError("the engine is ending", why="its agent was taken out")
+            job.error = TargetError("the probe of this engine is off", why=self._guard.reason)
             self._guard.attempt(job.done, job)
 
 

@@ -38,6 +38,19 @@ class Standing:
         """Return whether a capability is on."""
         return name not in self.off and any(found.name == name and found.on for found in self.found)
 
+    def require_on(self) -> None:
+        """Refuse politely when the probe was switched off, by somebody or by its breaker.
+
+        Raises:
+            TargetError: It was; the reason is in ``why``.
+        """
+        if not self._guard.on:
+            raise TargetError(
+                "the probe of this engine is off",
+                why=self._guard.reason,
+                next_step="restart the engine to have it back; kvctl doctor shows its state",
+            )
+
     def require(self, name: str) -> None:
         """Refuse politely what does not work here.
 
@@ -45,8 +58,7 @@ class Standing:
             UnsupportedError: The capability is off; its reason is in ``why``.
             TargetError: The probe was switched off.
         """
-        if not self._guard.on:
-            raise TargetError("the probe of this engine is off", why=self._guard.reason, next_step="see kvctl doctor")
+        self.require_on()
         found = next((found for found in self.list() if found.name == name), None)
         if found is None or not found.on:
             why = "this adapter does not offer it" if found is None else found.reason

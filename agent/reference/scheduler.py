@@ -66,7 +66,8 @@ class Scheduler:
         self._reuser, self._prefetcher = reuser, prefetcher
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self.records: list[ReuseRecord] = []
+        self.records: deque[ReuseRecord] = deque(maxlen=4096)
+        """The latest decisions, oldest first; prefetches that were started among them."""
         self.preemptions = 0
         self.trimmed = 0
         """Idle cached pages evicted because requests waited and the cache was above its share."""

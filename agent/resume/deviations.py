@@ -22,6 +22,8 @@ class Deviation(StrEnum):
     MARGIN_NOT_RECHECKED = "margin_not_rechecked"
     """Several speculative groups: a group whose margin was proved at a longer boundary is not asked for it again when
     another speculative group shortens the hit, so the answer can exceed the rule with margins (never the one without).
+    Recurrent groups marked speculative count, although they have no margin; vLLM marks every group where it cannot tell
+    which is the draft's.
     """
     DRAFT_WINDOW_REALIGNED = "draft_window_realigned"
     """A speculative window group whose block is not the alignment, hit from position 0 on with fewer blocks than its
@@ -69,11 +71,10 @@ def possible(geometry: Geometry) -> frozenset[Deviation]:
     asked = [group for group in geometry.groups if insists(group)]
     windows = [group for group in asked if group.kind is ResumeKind.WINDOW]
     tails = {group.lookup_class for group in asked if group.kind is ResumeKind.FULL and fine(geometry, group)}
-    margins = {
-        group.lookup_class for group in asked if group.kind is not ResumeKind.FULL and margin(geometry, group) > 0
-    }
+    drafts = {group.lookup_class for group in asked if group.draft and group.kind is not ResumeKind.FULL}
+    margins = any(group.kind is not ResumeKind.FULL and margin(geometry, group) for group in asked)
     conditions = {
-        Deviation.MARGIN_NOT_RECHECKED: len(margins) > 1,
+        Deviation.MARGIN_NOT_RECHECKED: margins and len(drafts) > 1,
         Deviation.DRAFT_WINDOW_REALIGNED: any(
             group.draft and group.block_size != geometry.alignment for group in windows
         ),
@@ -109,6 +110,7 @@ class _Class:
 
     rule: GroupRule
     margin_tokens: Tokens
+    draft: bool
     full: bool
     found: Tokens | None = None
     """A full class is looked up once; later rounds only trim it."""
@@ -139,12 +141,13 @@ class _Engine:
         ids = tuple(group.id for group in groups)
         rule = GroupRule(self.geometry, groups[0], self.chain, self.presence, self.limit, ids)
         widest = max(margin(self.geometry, group) for group in groups)
-        return _Class(rule, widest, groups[0].kind is ResumeKind.FULL)
+        return _Class(rule, widest, any(group.draft for group in groups), groups[0].kind is ResumeKind.FULL)
 
     def answer(self) -> Tokens:
-        # One pass is enough for one group, or for full attention and one other kind - except for unverified chunks.
+        # One pass settles one group, or full attention and one other kind: the engine stops there. By the rules another
+        # pass changes nothing, but a departure may take the second one differently.
         simple = len(self.classes) == 2 and self.classes[0].full
-        one_pass = Deviation.UNVERIFIED_CHUNK in self.deviations and (simple or len(self.geometry.groups) == 1)
+        one_pass = bool(self.deviations) and (simple or len(self.geometry.groups) == 1)
         hit = max(self.limit, 0)
         while True:
             tokens = hit
@@ -160,8 +163,10 @@ class _Engine:
     def _ask(self, each: _Class, tokens: Tokens) -> Tokens:
         if each.full:
             return self._ask_full(each, tokens)
-        once = Deviation.MARGIN_NOT_RECHECKED in self.deviations
-        prove = each.margin_tokens > 0 and (each.proved is None if once else each.proved != tokens)
+        if Deviation.MARGIN_NOT_RECHECKED in self.deviations:
+            prove = each.draft and each.proved is None
+        else:
+            prove = each.margin_tokens > 0 and each.proved != tokens
         found = self._find(each, tokens, each.margin_tokens if prove else 0)
         if prove:
             each.proved = found

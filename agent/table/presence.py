@@ -37,6 +37,16 @@ class Presence:
         """Return the distinct keys of a group; valid until the next record is applied."""
         return self._groups.get(group, {}).keys()
 
+    def __eq__(self, other: object) -> bool:
+        """Tell whether two indexes have the same keys on the same pages."""
+        if not isinstance(other, Presence):
+            return NotImplemented
+        return {group: keys for group, keys in self._groups.items() if keys} == {
+            group: keys for group, keys in other._groups.items() if keys
+        }
+
+    __hash__ = None  # type: ignore[assignment]
+
     def __len__(self) -> int:
         """Return the number of distinct keys."""
         return sum(len(keys) for keys in self._groups.values())

@@ -80,6 +80,10 @@ class Table:
                 self._index_extra(page, keys, add=True)
         return self._presence
 
+    def forget_index(self) -> None:
+        """Drop the index of keys, which costs about 130 bytes a page; the next :meth:`presence` builds it anew."""
+        self._presence = None
+
     def to_columns(self) -> PageColumns:
         """Copy the table as it is now into immutable columns."""
         references = self.has_references

@@ -16,14 +16,14 @@ from ..report import Cell, Column, Facts, Json, Kind, Prose, Report, Table, Tone
 from .common import group_name, head, notes, short
 
 COLUMNS = (
-    Column(header="ID", kind=Kind.COUNT, least=5),
+    Column(header="ID", kind=Kind.COUNT, least=4),
     Column(header="TIME", kind=Kind.CLOCK),
-    Column(header="OUTCOME", least=11),
-    Column(header="LOOKUP", kind=Kind.COUNT, least=7),
-    Column(header="LOGICAL", kind=Kind.COUNT, least=7),
-    Column(header="USABLE", kind=Kind.COUNT, least=7),
-    Column(header="REASON", blank="-", least=13),
-    Column(header="REQUEST", elastic=True),
+    Column(header="OUTCOME", least=9),
+    Column(header="LOOKUP", kind=Kind.COUNT),
+    Column(header="LOGICAL", kind=Kind.COUNT),
+    Column(header="USABLE", kind=Kind.COUNT),
+    Column(header="REASON", blank="-", least=12),
+    Column(header="REQUEST", elastic=True, identity=True),
     Column(header="GROUP", blank="-", wide=True, least=16),
     Column(header="STATE", blank="-", wide=True, least=10),
     Column(header="PHASE", wide=True, least=7),
@@ -31,6 +31,7 @@ COLUMNS = (
     Column(header="LOOKUPS", kind=Kind.COUNT, wide=True),
     Column(header="TOOK", kind=Kind.DURATION, wide=True),
     Column(header="STEP", kind=Kind.COUNT, wide=True),
+    Column(header="AT", kind=Kind.TIME, wide=True),
 )
 """Columns of the list; at 80 columns what fits: outcome, the three numbers, why, and who."""
 
@@ -87,6 +88,7 @@ def row_of(geometry: Geometry, item: Decision) -> list[Value]:
         item.lookups,
         item.duration_ns,
         str(item.step),
+        item.time_ns,
     ]
 
 

@@ -110,7 +110,7 @@ def _example(run: Run) -> Block | None:
     return Prose(
         title="One request, explained",
         lines=[
-            f"{worst.request} has {count(worst.lookup_tokens)} tokens; {count(worst.logical)} had been computed before.",
+            f"{worst.request} has {count(worst.lookup_tokens)} tokens; {count(worst.logical)} were computed before.",
             f"{count(worst.engine_usable)} could be reused: {worst.outcome.value} ({OUTCOMES[worst.outcome]}).",
             f"It was group {group_name(run.geometry, worst.limiting_group)}: {reason.value} - {REASONS[reason].title}.",
             f"What to do: {REASONS[reason].action}",

@@ -8,7 +8,7 @@ from agent.model.snapshot import Snapshot
 from agent.model.states import Requirement, ResumeKind
 
 from ..explain import REASONS
-from ..format import count, percent
+from ..format import count, percent, plural
 from ..occupancy import GroupPages, Occupancy, occupancy
 from ..report import Cell, Column, Facts, Json, Kind, Report, Table, Tone, Value
 from ..reuse import Reuse, sum_up
@@ -99,7 +99,7 @@ def _row(group: Group, pages: GroupPages | None, lost: int | None, limits: int |
         resumes(group),
         None if pages is None else pages.cached,
         None if pages is None else pages.held,
-        tone(None if pages is None else pages.stranded),
+        _stranded(pages),
         None if pages is None else pages.bytes,
         tone(lost),
         tone(limits),
@@ -109,6 +109,15 @@ def _row(group: Group, pages: GroupPages | None, lost: int | None, limits: int |
         group.requirement.value,
         group.spec,
     ]
+
+
+def _stranded(pages: GroupPages | None) -> Value:
+    """Return the number, or what is certain and what cannot be told: ``12+40?``."""
+    if pages is None or pages.unplaced is None:
+        return None
+    if pages.unplaced:
+        return Cell(f"{pages.stranded_at_least:,}+{pages.unplaced:,}?", Tone.WARN)
+    return Cell(pages.stranded, Tone.BAD if pages.stranded else Tone.PLAIN)
 
 
 def _item(group: Group, pages: GroupPages | None, lost: int | None, limits: int | None) -> Json:
@@ -131,6 +140,7 @@ def _item(group: Group, pages: GroupPages | None, lost: int | None, limits: int 
         "pages_in_transit": None if pages is None else pages.in_transit,
         "pages_stale": None if pages is None else pages.stale,
         "pages_stranded": None if pages is None else pages.stranded,
+        "pages_unplaced": None if pages is None else pages.unplaced,
         "bytes_cached": None if pages is None else pages.bytes,
         "bytes_stranded": None if pages is None else pages.stranded_bytes,
         "longest_tokens": None if pages is None else pages.longest,
@@ -161,8 +171,12 @@ def _summary(snapshot: Snapshot, found: Occupancy | None, reuse: Reuse | None) -
                 [f"{count(found.stranded)} of {count(found.cached)} cached pages ({share}) can be part of no hit"],
             )
         )
-    if found is not None and found.stranded is None:
-        facts.append(("STRANDED", ["unknown where pages were cached before kvctl joined: the engine keeps no chain"]))
+    unplaced = 0 if found is None else sum(one.unplaced or 0 for one in found.groups.values())
+    if unplaced:
+        why = (
+            f"of {plural(unplaced, 'page')} (?) nobody can tell: they were cached before kvctl joined, by several calls"
+        )
+        facts.append(("STRANDED", [why]))
     if reuse is not None and reuse.lost:
         (reason, group), tokens = max(reuse.lost.items(), key=lambda item: item[1])
         where = group_name(geometry, group) or "no single group"

@@ -77,10 +77,10 @@ def _bars(reuse: Reuse) -> list[str | Cell]:
 
 
 def _why(snapshot: Snapshot, reuse: Reuse) -> list[str | Cell]:
+    absent = _absent(reuse)
     degraded = sum(reuse.degraded.values())
-    lost = sum(reuse.lost.values())
-    if not degraded and not lost:
-        return ["everything that was cached could be used"]
+    if not degraded and not reuse.lost:
+        return ["everything that was cached could be used", *absent]
     worst, times = max(reuse.degraded.items(), key=lambda item: item[1], default=(None, 0))
     name = group_name(snapshot.geometry, worst)
     where = f"in {degraded} of {plural(reuse.explained, 'decision')}"
@@ -90,9 +90,17 @@ def _why(snapshot: Snapshot, reuse: Reuse) -> list[str | Cell]:
     if name is not None:
         lines.append(f"{name} limits {times} of them")
     for (reason, group), tokens in sorted(reuse.lost.items(), key=lambda item: -item[1])[:3]:
-        where = group_name(snapshot.geometry, group) or "no single group"
-        lines.append(f"{count(tokens):>9} {reason} in {where}: {REASONS[reason].title}")
-    return lines
+        place = group_name(snapshot.geometry, group) or "no single group"
+        lines.append(f"{count(tokens):>9} {reason} in {place}: {REASONS[reason].title}")
+    return [*lines, *absent]
+
+
+def _absent(reuse: Reuse) -> list[str]:
+    """Say why the rest was not cached at all."""
+    if not reuse.absent:
+        return []
+    parts = ", ".join(f"{reason} {count(tokens)}" for reason, tokens in reuse.absent.most_common(3))
+    return [f"{count(sum(reuse.absent.values()))} tokens were not cached at all: {parts}"]
 
 
 def _main_reason(reuse: Reuse) -> Reason | None:
@@ -174,6 +182,7 @@ def _reuse_data(snapshot: Snapshot, reuse: Reuse | None) -> Json | None:
             {"reason": why.value, "group": group_name(snapshot.geometry, group), "tokens": tokens}
             for (why, group), tokens in sorted(reuse.lost.items(), key=lambda item: -item[1])
         ],
+        "absent": [{"reason": why.value, "tokens": tokens} for why, tokens in reuse.absent.most_common()],
     }
 
 

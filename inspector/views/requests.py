@@ -11,7 +11,7 @@ from ..report import Cell, Column, Json, Kind, Prose, Report, Table, Tone
 from .common import head, notes
 
 _COLUMNS = (
-    Column(header="REQUEST", elastic=True),
+    Column(header="REQUEST", elastic=True, identity=True),
     Column(header="STATUS"),
     Column(header="PROMPT", kind=Kind.COUNT),
     Column(header="TOKENS", kind=Kind.COUNT),

@@ -111,13 +111,20 @@ def _stranded(snapshot: "Snapshot") -> "list[Sample]":
         return []
     pool = snapshot.pool.page_bytes if snapshot.pool is not None else None
     sums: dict[str, int] = {}
+    unknown: set[str] = set()
     for group in snapshot.geometry.groups:
         page_bytes = group.page_bytes if group.page_bytes is not None else pool
-        if page_bytes is None:
-            return []
-        sums[group.state.value] = sums.get(group.state.value, 0) + pages[group.id] * page_bytes
+        stranded = pages[group.id]
+        if page_bytes is None or stranded is None:
+            unknown.add(group.state.value)
+            continue
+        sums[group.state.value] = sums.get(group.state.value, 0) + stranded * page_bytes
     metric = CATALOGUE["stranded_bytes"]
-    return [Sample(metric=metric, labels=(state, "pool"), value=number) for state, number in sums.items()]
+    return [
+        Sample(metric=metric, labels=(state, "pool"), value=number)
+        for state, number in sums.items()
+        if state not in unknown
+    ]
 
 
 def _serve(fleet: "Fleet", listen: str) -> Any:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
 
 from agent.reference.faults import EXPECTED
@@ -14,6 +15,7 @@ from agent.reference.injection import ACTS
 from kvctl.commands.demo import FAULTS
 from tests.support.reference import NIGHTLY
 
+SCHEMA = Path(__file__).parents[2] / "docs" / "schema" / "demo.json"
 SOME = ("drop-window-page", "change-weights", "unguarded-bind", "double-free")
 
 
@@ -33,6 +35,7 @@ def test_the_demo_tells_logical_from_usable(tmp_path: Path) -> None:
     code, report = _demo(tmp_path / "run", "--duration", "6s")
     assert code == 0
     assert report["kind"] == "demo"
+    jsonschema.validate(report, json.loads(SCHEMA.read_text(encoding="utf-8")))
     assert report["decisions"] > 5
     assert 0 < report["usable_tokens"] < report["logical_tokens"] < report["lookup_tokens"]
     assert {entry["reason"] for entry in report["lost"]} & {"not_retained", "window_hole", "evicted"}

@@ -14,9 +14,9 @@ from agent.reference.disk import Disk, PageName, UnusableFileError, decode, enco
 from agent.reference.engine import Engine
 from agent.reference.faults import Fault, Faults
 from agent.reference.lookup import TierStatus
-from tests.support.reference import MODEL, NIGHTLY, Recorder, Truth, check_pages
+from tests.support.reference import MODEL, Recorder, Truth, check_pages
 
-KILLS = 200 if NIGHTLY else 60
+KILLS = 200
 PAGES = 6
 PRINT = "f" * 32
 

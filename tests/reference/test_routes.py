@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from agent.model.decision import Fidelity, Outcome, Reason
 from agent.model.states import State
@@ -120,6 +121,43 @@ def test_several_losses_take_several_routes(lost: tuple[GroupName, ...]) -> None
     wanted |= {Recovery.INDEXER} if GroupName.INDEXER in lost else set()
     assert record.reused == BOUNDARY
     assert set(record.routes) == wanted
+
+
+def _contents(engine: Engine) -> dict[tuple[int, bytes], torch.Tensor]:
+    """Return what every registered page holds."""
+    return {name: engine.pools.content(found[0]) for name, found in engine.pages.index.items()}
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        (GroupName.CSA_TAIL,),
+        (GroupName.HCA_TAIL,),
+        (GroupName.WINDOW,),
+        (GroupName.INDEXER,),
+        (GroupName.WINDOW, GroupName.CSA_TAIL, GroupName.HCA_TAIL),
+        (GroupName.FULL,),
+        (GroupName.COMPRESSED, GroupName.INDEXER, GroupName.WINDOW, GroupName.CSA_TAIL),
+    ],
+    ids="+".join,
+)
+def test_recovered_pages_hold_what_was_lost(lost: tuple[GroupName, ...]) -> None:
+    """Every page that is registered again after its loss holds what it held before, also where nobody reads it yet."""
+    truth = Truth()
+    config = EngineConfig(poison=True, routes=ALL_ROUTES - {Recovery.TRANSFER})
+    engine = Engine(MODEL, config, weights=truth.weights)
+    engine.submit("first", PROMPT, 1)
+    engine.run()
+    before = _contents(engine)
+    evict(engine, *lost)
+    gone = set(before) - set(_contents(engine))
+    engine.submit("second", [*PROMPT, 1, 2, 3], 1)
+    engine.run()
+    after = _contents(engine)
+    back = gone & set(after)
+    assert {engine.pools.specs[group].name for group, _ in back} == set(lost)
+    for name in set(before) & set(after):
+        assert torch.allclose(before[name], after[name], rtol=1e-9, atol=1e-9), engine.pools.specs[name[0]].name
 
 
 def test_the_degradation_chain_keeps_the_good_layers() -> None:

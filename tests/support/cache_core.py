@@ -164,7 +164,7 @@ class Workload:
         if rng.random() < 0.02:
             self.core.pool.evict_blocks(set(rng.sample(range(1, len(self.core.pool.blocks)), 20)))
             self.totals.evictions += 1
-        if rng.random() < 0.004:
+        if rng.random() < 0.01:
             self.finish_all()
             self.totals.resets += bool(manager.reset_prefix_cache())
         return scheduled

@@ -11,11 +11,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 CLAIMED = 64
 
 
-class Nothing(KVConnectorMetadata):
+class Nothing(KVConnectorMetadata):  # type: ignore[misc] # vLLM is not there where mypy runs
     """What the scheduler tells the workers."""
 
 
-class ClaimingConnector(KVConnectorBase_V1, SupportsHMA):
+class ClaimingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc] # as above
     """The connector."""
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:

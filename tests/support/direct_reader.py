@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from agent.engines.vllm.groups import geometry_of
+from agent.engines.vllm.requests import free_pages
 from agent.model.evidence import EngineLookup, Evidence, HashTable
 from agent.model.snapshot import Capture, Consistency, EngineInfo, Level, PageColumns, PoolInfo, RequestInfo, Snapshot
 from agent.model.states import KEY_BYTES, PageId
@@ -26,7 +27,7 @@ def read(manager: Any, requests: Iterable[Any] = (), *, chains: Sequence[tuple[S
         chains: Hash chains to ask the engine about, each with its limit.
     """
     pool = manager.block_pool
-    free = free_list(pool)
+    free = free_pages(pool, None, 2 * len(pool.blocks))[0]
     lookups = tuple(_lookup(manager, number, chain, limit) for number, (chain, limit) in enumerate(chains))
     return Snapshot(
         engine=ENGINE,
@@ -44,31 +45,6 @@ def read(manager: Any, requests: Iterable[Any] = (), *, chains: Sequence[tuple[S
         free_list=tuple(PageId(page) for page in free),
         evidence=Evidence(hash_table=_hash_table(pool), lookups=lookups),
     )
-
-
-def free_list(pool: Any) -> list[int]:
-    """Walk the free list forwards and, where that does not reach every page, backwards as well.
-
-    The list is intrusive: a page that was put in twice has one successor but is the successor of two, so the pages
-    behind its first place are reachable from the other end only.
-    """
-    queue = pool.free_block_queue
-    found: list[int] = []
-    seen: set[int] = set()
-    block, end = queue.fake_free_list_head.next_free_block, queue.fake_free_list_tail
-    while block is not None and block is not end and block.block_id not in seen:
-        found.append(block.block_id)
-        seen.add(block.block_id)
-        block = block.next_free_block
-    if len(found) == queue.num_free_blocks:
-        return found
-    block, start = queue.fake_free_list_tail.prev_free_block, queue.fake_free_list_head
-    behind: set[int] = set()
-    while block is not None and block is not start and block.block_id not in behind:
-        behind.add(block.block_id)
-        block = block.prev_free_block
-    twice = [block.block_id] if block is not None and block is not start else []
-    return [*found, *sorted(behind - seen), *twice]
 
 
 def _columns(pool: Any) -> PageColumns:

@@ -187,7 +187,9 @@ class PoolBuilder:
             engine=PROVEN_ENGINE,
             capture=Capture(consistency=Consistency.ATOMIC, level=Level.REFERENCES, epoch=7, taken_ns=0),
             geometry=self.geometry,
-            pool=PoolInfo(pages=self.pages, null_page=PageId(0), free=len(free), keys=len(self.rows)),
+            pool=PoolInfo(
+                pages=self.pages, null_page=PageId(0), free=len(free), keys=len({row[:2] for row in self.rows.values()})
+            ),
             pages=columns,
             requests=tuple(self.requests),
             decisions=tuple(self.decisions),

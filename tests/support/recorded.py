@@ -122,7 +122,7 @@ class RecordedSession:
         """Its groups."""
         return self._engine.base.geometry
 
-    def call(self, op: str, *, deadline_s: float = 10.0, **args: Any) -> dict[str, Any]:
+    def call(self, op: str, /, *, deadline_s: float = 10.0, **args: Any) -> dict[str, Any]:
         """Answer the two questions that exporters ask."""
         del deadline_s
         self._engine.check()

@@ -195,7 +195,8 @@ def serve(
             *arguments,
         ]
         log = own / "log.txt"
-        variables = engine_env.engine_environment(folder, agent=agent, PYTHONPATH=str(site)) | dict(environment or {})
+        path = os.pathsep.join(filter(None, (str(site), os.environ.get("PYTHONPATH"))))
+        variables = engine_env.engine_environment(folder, agent=agent, PYTHONPATH=path) | dict(environment or {})
         with log.open("wb") as out:
             process = subprocess.Popen(
                 command,

@@ -124,7 +124,7 @@ class Pool:
             pages=self.size,
             null_page=PageId(0),
             free=self.size - 1 - len(self.held),
-            keys=len({row[1] for row in self.rows.values()}),
+            keys=len({row[:2] for row in self.rows.values()}),
             page_bytes=64 * 1024,
         )
 

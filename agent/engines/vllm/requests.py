@@ -60,15 +60,36 @@ def holders(scheduler: Any) -> dict[int, int]:
 
 
 def free_pages(pool: Any, after: Any | None, limit: int) -> tuple[list[int], Any | None]:
-    """Walk a slice of the free list; the queue's two fake ends are no pages."""
+    """Walk a slice of the free list; the queue's two fake ends are no pages.
+
+    The list is intrusive: a page that was put in twice is the successor of two pages and has one itself, so what stood
+    behind its first place is reached from the other side only. It is added where the break is seen, with the page once
+    more.
+    """
     queue = pool.free_block_queue
     end = queue.fake_free_list_tail
     block = queue.fake_free_list_head.next_free_block if after is None else after
+    before = queue.fake_free_list_head if after is None else None
     ids: list[int] = []
     while block is not None and block is not end and len(ids) < limit:
+        if before is not None and block.prev_free_block is not before:
+            ids.extend(_cut_off(block, queue.fake_free_list_head, len(pool.blocks)))
         ids.append(block.block_id)
+        before = block
         block = block.next_free_block
     return ids, None if block is None or block is end else block
+
+
+def _cut_off(block: Any, head: Any, most: int) -> list[int]:
+    """Walk back from a page whose predecessor is another one than the list says; ends at the page itself, if it can."""
+    ids: list[int] = []
+    other = block.prev_free_block
+    while other is not None and other is not head and len(ids) < most:
+        ids.append(other.block_id)
+        if other is block:
+            return ids
+        other = other.prev_free_block
+    return []
 
 
 def chain(scheduler: Any, request: str) -> list[bytes]:

@@ -84,6 +84,14 @@ def test_several_speculative_groups() -> None:
     assert got == (8, 0, frozenset({Deviation.MARGIN_NOT_RECHECKED}))
 
 
+def test_a_speculative_window_beside_a_recurrent_group_marked_speculative() -> None:
+    """The recurrent group has no margin, yet the hit that it shortens is not asked for the window's margin again."""
+    groups = (full(4), window(4, 5), mamba(4))
+    pages = {0: range(4, 25, 4), 1: [8, 16, 20], 2: [8]}
+    got = ask(groups, 4, 26, pages, frozenset({1, 2}))
+    assert got == (8, 0, frozenset({Deviation.MARGIN_NOT_RECHECKED}))
+
+
 def test_a_single_speculative_group_is_asked_within_the_limit() -> None:
     """No deviation but a rule: with one group the margin lies below the limit, with several below the last key."""
     pages = range(4, 17, 4)
