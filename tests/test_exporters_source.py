@@ -12,6 +12,7 @@ from agent.discovery import Endpoint, EndpointState
 from agent.errors import TargetError
 from agent.model.decision import Decision
 from agent.model.finding import Finding, GateName, GateResult, Severity, Verdict
+from agent.model.snapshot import Snapshot
 from agent.model.states import PageId
 from exporters.catalogue import CATALOGUE, Distribution, Reading, Sample
 from exporters.choice import choose
@@ -211,6 +212,23 @@ def test_gates_and_further_analysis_run_on_the_table() -> None:
         pauses = values(fleet.readings())["capture_pause_seconds", "gemma", "google/gemma-3-4b-it"]
         assert isinstance(pauses, Distribution)
         assert pauses.count > 0
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_analysis_that_fails_takes_only_itself_away() -> None:
+    """A bug in what is made of a table costs its own series; decisions are read and counted on."""
+    engine = RecordedEngine()
+    runs: list[Snapshot] = []
+
+    def fail(snapshot: Snapshot) -> list[Sample]:
+        runs.append(snapshot)
+        raise TypeError("a bug")
+
+    with fleet_of(engine, analyse=fail, rhythm=replace(FAST, gates_s=0.05)) as fleet:
+        wait_for(lambda: len(runs) > 2, "several runs")
+        engine.decide()
+        wait_for(lambda: value(fleet, "reuse_logical_tokens", "first") == logical(engine.log), "the books to follow")
+        assert value(fleet, "findings", "KV301") is None
 
 
 def test_pages_are_counted_by_group_and_status() -> None:

@@ -149,16 +149,17 @@ class Disk:
         self.unusable[reason] = self.unusable.get(reason, 0) + 1
 
     def rescan(self) -> None:
-        """Look through the folder again, as a restart does."""
+        """Look through the folder again, as a restart does; what is being written right now is left alone."""
         self.ready.clear()
         self.foreign.clear()
-        self._scan()
+        self._scan(own=False)
 
-    def _scan(self) -> None:
+    def _scan(self, *, own: bool = True) -> None:
         for path in sorted(self.folder.iterdir()):
             if path.name.startswith(_TEMPORARY):
-                path.unlink()
-                self._count("unfinished")
+                if own or not path.name.startswith(f"{_TEMPORARY}{os.getpid()}-"):
+                    path.unlink()
+                    self._count("unfinished")
             elif path.is_file() and path.name != ".lock":
                 name = PageName.parse(path.name)
                 if name is None:
@@ -167,7 +168,10 @@ class Disk:
                     self._classify(name)
 
     def _classify(self, name: PageName) -> None:
-        data = (self.folder / name.file).read_bytes()
+        try:
+            data = (self.folder / name.file).read_bytes()
+        except FileNotFoundError:
+            return  # invalidated meanwhile
         try:
             decode(name, data, self.fingerprint)
         except UnusableFileError as error:

@@ -370,6 +370,21 @@ class Engine:
             self.fingerprint = fingerprint_of(self.contract, self.weights)
             self.tiers.rebrand(self.fingerprint)
 
+    def restart(self) -> None:
+        """Do what a restart of the process does to the cache: device and host memory are gone, the disk is read anew.
+
+        Running requests go back to the queue, as clients that ask again.
+        """
+        for request in list(self.scheduler.running):
+            self.scheduler.preempt(request)
+        with self.pages.lock:
+            self.prefetcher.drop_all()
+            self.pages.invalidate_all()
+            self.pages.ghosts.clear()
+            self.tiers.forget_host()
+            if self.tiers.disk is not None:
+                self.tiers.disk.rescan()
+
     def close(self) -> None:
         """End the transfer thread and give the disk folder back."""
         self.transfers.close()

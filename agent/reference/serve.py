@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -51,20 +52,23 @@ class Loop:
         engine: The engine.
         workload: Where requests come from.
         rate: Requests a second.
+        restart_s: Seconds between two restarts; 0 for none.
     """
 
-    def __init__(self, engine: Engine, workload: Workload, *, rate: float) -> None:
-        self.engine, self.workload, self.rate = engine, workload, rate
+    def __init__(self, engine: Engine, workload: Workload, *, rate: float, restart_s: float = 0.0) -> None:
+        self.engine, self.workload, self.rate, self._restart_s = engine, workload, rate, restart_s
         self.commands: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         """Names of faults to act out; None ends the loop."""
         self._leaving: list[tuple[int, str]] = []
         self._due = time.monotonic()
+        self._restart_due = self._due + restart_s
 
     def run(self) -> None:
         """Serve until told to stop."""
         while self._obey():
             self._arrive()
             self._leave()
+            self._restart()
             if self.engine.idle:
                 self.engine.pause(IDLE_S)
             else:
@@ -90,6 +94,11 @@ class Loop:
         self.engine.submit(arrival.name, arrival.prompt, arrival.max_new, identity=arrival.identity)
         if arrival.interrupt_after is not None:
             self._leaving.append((self.engine.counters.steps + arrival.interrupt_after, arrival.name))
+
+    def _restart(self) -> None:
+        if self._restart_s and time.monotonic() >= self._restart_due:
+            self._restart_due += self._restart_s
+            self.engine.restart()
 
     def _leave(self) -> None:
         step = self.engine.counters.steps
@@ -117,16 +126,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=10.0, help="requests a second")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", default=None, help="folder of the disk tier")
+    parser.add_argument("--restart-every", type=float, default=0.0, metavar="S", help="lose device and host memory")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     model = ModelConfig(dtype="float32")
-    config = demo_config(options.folder)
+    config = replace(demo_config(options.folder), device=options.device)
     engine = Engine(model, config, threaded_transfers=True)
     workload = Workload(vocabulary=model.vocabulary, longest=config.max_tokens - 24, seed=options.seed)
     probe = Probe(ReferenceAdapter(engine), log=_log)
     started = probe.start()
-    loop = Loop(engine, workload, rate=options.rate)
+    loop = Loop(engine, workload, rate=options.rate, restart_s=options.restart_every)
     threading.Thread(target=_listen, args=(loop.commands,), name="commands", daemon=True).start()
     sys.stdout.write(json.dumps({"ready": started}) + "\n")
     sys.stdout.flush()

@@ -32,29 +32,9 @@ def plan(snapshot: Snapshot, planned: Plan, *, held_by: Sequence[str], applied: 
         held_by: Requests that hold its pages now.
         applied: What was taken; None for a dry run.
     """
-    geometry = snapshot.geometry
     pages = planned.pages
-    data: Json = {
-        **head(snapshot),
-        "selector": planned.selector,
-        "epoch": planned.epoch,
-        "keys": len(planned.entries),
-        "pages": list(pages),
-        "groups": [
-            {"group": group, "name": group_name(geometry, GroupId(group)), "keys": keys, "pages": count}
-            for group, (keys, count) in planned.by_group.items()
-        ],
-        "held_by": list(held_by),
-        "applied": None
-        if applied is None
-        else {
-            "pages": applied.pages,
-            "parts": applied.parts,
-            "skipped": applied.skipped,
-            "groups": {str(group): count for group, count in applied.by_group.items()},
-        },
-    }
     shown = ", ".join(map(str, pages[:_SHOWN_PAGES])) + (", ..." if len(pages) > _SHOWN_PAGES else "")
+    result = ["nothing was changed: this is a dry run"] if applied is None else _result(applied)
     facts: list[tuple[str, Sequence[str]]] = [
         ("engine", [engine_line(snapshot)]),
         ("selector", [planned.selector]),
@@ -63,28 +43,43 @@ def plan(snapshot: Snapshot, planned: Plan, *, held_by: Sequence[str], applied: 
             [f"{plural(len(pages), 'page')} under {plural(len(planned.entries), 'key')}", *filter(None, [shown])],
         ),
         ("held by", [_holders(held_by)]),
+        ("result", result),
     ]
-    if applied is None:
-        facts.append(("result", ["nothing was changed: this is a dry run"]))
-    else:
-        facts.append(("result", _result(applied)))
+    rows = [
+        (group_name(snapshot.geometry, GroupId(group)), keys, count)
+        for group, (keys, count) in planned.by_group.items()
+    ]
     return Report(
         kind="plan",
-        data=data,
+        data=_data(snapshot, planned, held_by, applied),
         names=[str(page) for page in pages],
-        blocks=[
-            Facts(facts=facts),
-            Table(
-                columns=_GROUPS,
-                rows=[
-                    (group_name(geometry, GroupId(group)), keys, count)
-                    for group, (keys, count) in planned.by_group.items()
-                ],
-                empty="nothing to take",
-            ),
-        ],
+        blocks=[Facts(facts=facts), Table(columns=_GROUPS, rows=rows, empty="nothing to take")],
         notes=[*notes(snapshot), *planned.notes],
     )
+
+
+def _data(snapshot: Snapshot, planned: Plan, held_by: Sequence[str], applied: Applied | None) -> Json:
+    done = None
+    if applied is not None:
+        done = {
+            "pages": applied.pages,
+            "parts": applied.parts,
+            "skipped": applied.skipped,
+            "groups": {str(group): count for group, count in applied.by_group.items()},
+        }
+    return {
+        **head(snapshot),
+        "selector": planned.selector,
+        "epoch": planned.epoch,
+        "keys": len(planned.entries),
+        "pages": list(planned.pages),
+        "groups": [
+            {"group": group, "name": group_name(snapshot.geometry, GroupId(group)), "keys": keys, "pages": count}
+            for group, (keys, count) in planned.by_group.items()
+        ],
+        "held_by": list(held_by),
+        "applied": done,
+    }
 
 
 def _holders(held_by: Sequence[str]) -> str:

@@ -207,6 +207,27 @@ def test_a_restart_resumes_from_disk(tmp_path: Path) -> None:
     engine.close()
 
 
+def test_a_restart_in_the_middle_keeps_answers_right(tmp_path: Path) -> None:
+    """Running requests and those that come after go on from disk, and answer as a full recomputation does."""
+    truth = Truth()
+    engine = _engine(tmp_path, truth, host=100)
+    engine.submit("first", PROMPT, 4)
+    engine.run()
+    _swap_out(engine)
+    recorder = Recorder(engine)
+    engine.submit("second", [*PROMPT, 5], 8)
+    for _ in range(6):
+        engine.step()
+    engine.restart()
+    assert not engine.pages.index
+    engine.submit("third", [*PROMPT, 6], 4)
+    engine.run()
+    assert engine.prefetcher.loaded > 0
+    assert recorder.worst(truth) < 1e-9
+    check_pages(engine)
+    engine.close()
+
+
 @pytest.mark.parametrize("damage", ["truncate", "remove", "foreign", "flip"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_damaged_files_are_never_used(damage: str, when: str, tmp_path: Path) -> None:

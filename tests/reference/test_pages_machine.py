@@ -17,6 +17,7 @@ from agent.reference.pages import (
     Pages,
     PageState,
 )
+from tests.support.reference import NIGHTLY
 
 REACHED: Counter[tuple[PageState, Move]] = Counter()
 SIZES = {State.COMPRESSED: 5, State.SWA: 3}
@@ -156,7 +157,7 @@ def test_allocator_under_random_use() -> None:
     run_state_machine_as_test(
         AllocatorMachine,
         settings=settings(
-            max_examples=150,
+            max_examples=400 if NIGHTLY else 60,
             stateful_step_count=40,
             deadline=None,
             derandomize=True,

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.reference import NIGHTLY, Truth, run_schedule
 
-SCHEDULES = 2_000 if NIGHTLY else 120
+SCHEDULES = 2_000 if NIGHTLY else 200
 PARTS = 20
 
 

@@ -114,7 +114,7 @@ class FakeSession:
         """Return the whole snapshot."""
         return self.full
 
-    def call(self, op: str, **_: Any) -> dict[str, Any]:
+    def call(self, op: str, /, *, deadline_s: float = 1.0, **args: Any) -> dict[str, Any]:
         """Answer nothing: there are no workers."""
         return {}
 

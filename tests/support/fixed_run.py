@@ -7,6 +7,7 @@ Variants: ``absent`` (no agent), ``present``, ``joined`` (a reader follows at th
 hook raises, the breaker never opens), ``breaking`` (every hook raises, the breaker opens as it should).
 """
 
+import importlib
 import json
 import os
 import select
@@ -48,7 +49,7 @@ def sabotage(*, breaker: bool) -> None:
     import kvctl.plugin
 
     package = kvctl.plugin.load_agent()
-    guard: Any = sys.modules[f"{package.__name__}.probe.guard"]
+    guard: Any = importlib.import_module(f"{package.__name__}.probe.guard")
 
     def spoil(name: str) -> None:
         run = getattr(guard.Guard, name)

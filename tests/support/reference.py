@@ -152,6 +152,8 @@ def _disturb(engine: Engine, dice: random.Random) -> None:
         engine.scheduler.preempt(engine.scheduler.running[-1])
     elif chance < 0.27:
         engine.tiers.forget_host()
+    elif chance < 0.28:
+        engine.restart()
 
 
 def run_schedule(seed: int, truth: Truth, *, folder: str | None = None) -> Outcome:
