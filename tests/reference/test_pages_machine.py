@@ -79,6 +79,14 @@ class AllocatorMachine(RuleBasedStateMachine):
         self.pages.share(page)
         self.holders[page] += 1
 
+    @precondition(lambda self: self._in(PageState.EVICTABLE))
+    @rule(data=st.data())
+    def revive(self, data: st.DataObject) -> None:
+        """Hold a page again that nobody held."""
+        page = data.draw(st.sampled_from(self._in(PageState.EVICTABLE)))
+        self.pages.share(page)
+        self.holders[page] += 1
+
     @precondition(lambda self: any(self.holders.values()))
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
@@ -112,6 +120,17 @@ class AllocatorMachine(RuleBasedStateMachine):
             return
         self.pages.invalidate(page)
         del self.keys[page]
+
+    @precondition(lambda self: self._in(PageState.CACHED))
+    @rule(data=st.data())
+    def invalidate_shared(self, data: st.DataObject) -> None:
+        """Take the key of a page away that two hold, and let one of them go."""
+        page = data.draw(st.sampled_from(self._in(PageState.CACHED)))
+        self.pages.share(page)
+        self.pages.invalidate(page)
+        self.pages.release(page)
+        del self.keys[page]
+        assert self.pages.state(page) is PageState.FILLED
 
     @rule(page=st.integers(0, sum(SIZES.values())), move=st.sampled_from(Move))
     def illegal(self, page: int, move: Move) -> None:
@@ -157,7 +176,7 @@ def test_allocator_under_random_use() -> None:
     run_state_machine_as_test(
         AllocatorMachine,
         settings=settings(
-            max_examples=400 if NIGHTLY else 60,
+            max_examples=400 if NIGHTLY else 120,
             stateful_step_count=40,
             deadline=None,
             derandomize=True,

@@ -9,6 +9,7 @@ import json
 import select
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 from agent.model.snapshot import Level
@@ -55,7 +56,15 @@ def follow(ring: int, link: socket.socket, level: Level, work: int) -> dict[str,
         "complete": reader.complete,
         "index_equal": index == reader.table.presence(),
         "extra": len(reader.table.extra),
+        "peak_bytes": peak_bytes(),
     }
+
+
+def peak_bytes() -> int:
+    """Return the largest resident size that this process had (``VmHWM``; a parent's does not count)."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) * 1024
 
 
 def main() -> None:

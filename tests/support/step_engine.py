@@ -169,7 +169,10 @@ class StepEngine:
         wanted = EBB_REQUESTS if wave and self._step // wave % 2 else self.setting.requests
         while len(scheduler.waiting) + len(scheduler.running) < wanted:
             self.requests += 1
-            patient = sum(request.priority == PATIENT_PRIORITY for request in scheduler.requests.values()) < self.setting.patient
+            patient = (
+                sum(request.priority == PATIENT_PRIORITY for request in scheduler.requests.values())
+                < self.setting.patient
+            )
             shared = rng.choice(self._texts)[: rng.choice([0, 0, 160])]
             own = rng.randint(*self.setting.patient_tokens) if patient else rng.randint(10, 50)
             outputs = rng.randint(5, 20) if patient else rng.randint(*self.setting.outputs)

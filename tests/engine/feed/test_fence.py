@@ -60,9 +60,7 @@ def test_first_come_order_brands_no_page(model: Path, *, asynchronous: bool, in_
 
 
 @pytest.mark.parametrize(("asynchronous", "in_flight"), SCHEDULERS)
-def test_every_never_computed_page_is_found_under_priority(
-    model: Path, *, asynchronous: bool, in_flight: int
-) -> None:
+def test_every_never_computed_page_is_found_under_priority(model: Path, *, asynchronous: bool, in_flight: int) -> None:
     """In a load that makes them, all never-computed pages are named, and nothing else; what was built on them too."""
     engine = StepEngine(
         model,

@@ -70,9 +70,7 @@ def test_no_lookup_differs_at_a_cut(kind: str, retention: int | None) -> None:
         waiting.clear()
     assert reader.overruns == reader.resyncs == reader.garbled == 0
     assert len(answers) == len(seen)
-    differing = [
-        (usable, answer) for (_, _, usable), answer in zip(seen, answers, strict=True) if usable != answer
-    ]
+    differing = [(usable, answer) for (_, _, usable), answer in zip(seen, answers, strict=True) if usable != answer]
     assert differing == []
     reused = sum(usable > 0 for _, _, usable in seen)
     assert reused > len(seen) // 10, "the load has to hit the cache"

@@ -127,7 +127,7 @@ def test_the_engine_reuses_what_is_not_there(engine: Engine, session: Session) -
 
 
 def test_case_8_double_free(engine: Engine, session: Session) -> None:
-    """A page is freed once more: count -1, twice in the free list, counter one above the different pages. Not healed."""
+    """A page is freed once more: count -1, twice in the free list, counter one too high. It is not healed."""
     pool = manager_of(engine).block_pool
     block = free_block(engine)
     pool.free_blocks([block])

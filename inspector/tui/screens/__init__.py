@@ -1,0 +1,1 @@
+"""The screens: each shows one view of the latest picture."""
