@@ -1,16 +1,20 @@
 """Collect what the gates need beyond the tables, from a live engine and from this host.
 
 Invariant: what cannot be collected is None with its reason in ``Evidence.missing``, never an error: a gate abstains.
-Costs one collective call to the workers. Called by ``kvctl validate`` and by whoever runs gates on a live engine.
+Costs two collective calls to the workers, and a sample of the weights where nobody can vouch for them. Called by
+``kvctl validate`` and by whoever runs gates on a live engine.
 """
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from .codec import from_plain
 from .errors import KvctlError
+from .fingerprint import pinned, read
 from .gates.workers import worker_tensors
 from .health import device_health
-from .model.evidence import Evidence
+from .model.evidence import Contract, Evidence, Weights
+from .model.fingerprint import Mode, comparable
 from .model.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -37,8 +41,35 @@ def collect(session: "Session", snapshot: Snapshot) -> Snapshot:
     devices, why = device_health()
     if why is not None:
         missing["devices"] = why
-    evidence = replace(found, tensors=tensors, devices=devices, missing=missing)
+    weights = _weights(session, snapshot, found.weights)
+    contract = _contract(session, found.contract, missing)
+    evidence = replace(found, tensors=tensors, devices=devices, weights=weights, contract=contract, missing=missing)
     return replace(snapshot, evidence=evidence)
+
+
+def _weights(session: "Session", snapshot: Snapshot, known: Weights | None) -> Weights | None:
+    """Have a sample of the weights read where there is none yet, or something unknown may have changed them."""
+    if known is None or (known.digest is not None and known.watched) or _off(snapshot, "weights_digest") is not None:
+        return known
+    try:
+        plain = session.call("weights_digest").get("weights")
+        return known if plain is None else from_plain(Weights, plain)
+    except KvctlError:
+        return known
+
+
+def _contract(session: "Session", known: Contract | None, missing: dict[str, str]) -> Contract | None:
+    """Compare with what was pinned for an engine of this name; where nothing was nobody asks the engine."""
+    try:
+        before = pinned(session.info.name)
+        if before is None:
+            return known
+        now = read(session, mode=Mode.NONE)
+    except KvctlError as error:
+        missing["contract"] = f"the pinned contract could not be compared: {error.why or error.what}"
+        return None
+    old, new = comparable(before, now)
+    return Contract(fields=new, pinned=old, fingerprint=None if known is None else known.fingerprint)
 
 
 def _off(snapshot: Snapshot, name: str) -> str | None:

@@ -195,13 +195,8 @@ def decode(body: bytes) -> DecisionRecord:
         keys,
         took,
     ) = _HEAD.unpack_from(body)
-    at = _HEAD.size + name
-    request = body[_HEAD.size : at].decode("utf-8", "replace")
-    texts = []
-    for _ in range(2 * pairs):
-        size = int.from_bytes(body[at : at + 2], "little")
-        texts.append(body[at + 2 : at + 2 + size].decode("utf-8", "replace"))
-        at += 2 + size
+    request = body[_HEAD.size : _HEAD.size + name].decode("utf-8", "replace")
+    trace, at = _read_trace(body, _HEAD.size + name, pairs)
     if at + stride * keys > len(body):
         raise ProtocolError("cannot read a decision record", why="its chain is truncated")
     chain = tuple(body[start : start + KEY_BYTES] for start in range(at, at + stride * keys, stride or 1))
@@ -220,6 +215,16 @@ def decode(body: bytes) -> DecisionRecord:
         epoch=epoch,
         stamp=stamp,
         exact=bool(flags & _EXACT),
-        trace=tuple(zip(texts[::2], texts[1::2], strict=True)),
+        trace=trace,
         chain=chain if flags & _CHAIN else None,
     )
+
+
+def _read_trace(body: bytes, at: int, pairs: int) -> tuple[tuple[tuple[str, str], ...], int]:
+    """Return the trace headers at a place of a body, and the place behind them."""
+    texts = []
+    for _ in range(2 * pairs):
+        size = int.from_bytes(body[at : at + 2], "little")
+        texts.append(body[at + 2 : at + 2 + size].decode("utf-8", "replace"))
+        at += 2 + size
+    return tuple(zip(texts[::2], texts[1::2], strict=True)), at

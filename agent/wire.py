@@ -29,8 +29,8 @@ PROTOCOL: Final = 1
 """Version of this language. Fields and operations may be added without raising it."""
 
 HEAD_BYTES: Final = 4
-MAX_REQUEST: Final = 4 << 20
-"""Largest frame that a probe accepts."""
+MAX_REQUEST: Final = 6 << 20
+"""Largest frame that a probe accepts: a million token ids, packed."""
 MAX_REPLY: Final = 256 << 20
 """Largest frame that a client accepts (page tables of requests in a pool of millions of pages)."""
 MAX_GREETING: Final = 4096
@@ -60,7 +60,9 @@ OPS: Final = {
     "invalidate_plan": "Name pages, keys and stamps that a selector covers.",
     "invalidate_apply": "Evict exactly a plan, if nothing moved. Needs an engine that allows changes.",
     "layout": "What the workers say about their tensors.",
-    "weights_digest": "What the workers say about the weights in memory.",
+    "fingerprint": "The operator contract, field by field, and what is known of the weights without reading them.",
+    "weights_digest": "Digest of the weights in the workers' memory, a sample or with `full` every byte.",
+    "hash_tokens": "Keys of token ids as the engine hashes them, with `salt` and the LoRA adapter `lora`.",
 }
 """Every operation, with what it does."""
 

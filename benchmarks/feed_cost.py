@@ -4,10 +4,11 @@ Run: ``python benchmarks/feed_cost.py [--steps N]`` in an environment with vLLM.
 
 Every mode drives its own manager in its own process through the same arrivals; in random order the modes take turns
 in blocks of :data:`BLOCK_STEPS`, so that caches are as warm as in an engine that runs alone, and a mode is compared
-with ``off`` step by step (trimmed mean of the differences). *Critical* is what delays the batch (hooks inside the engine's
-calls), *shadow* what runs while the device computes. Goals: always-on at most 0.2 % of a 10 ms step at 64 decoding and
-one admission of 2k, at most 4 % of the manager's own CPU anywhere; joined at most 1 % on the critical path; at most 3 %
-while bootstrapping.
+with ``off`` step by step (trimmed mean of the differences). *Critical* is what delays the batch (hooks inside the
+engine's calls), *shadow* what runs while the device computes.
+
+Goals: always-on at most 0.2 % of a 10 ms step at 64 decoding and one admission of 2k, at most 4 % of the manager's own
+CPU anywhere; joined at most 1 % on the critical path; at most 3 % while bootstrapping.
 """
 
 import argparse

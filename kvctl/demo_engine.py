@@ -72,6 +72,7 @@ class DemoEngine:
                 stderr=log,
                 text=True,
                 env=_environment(os.environ),
+                process_group=0,  # ^C is for us: the engine answers until the report is made
             )
         with ExitStack() as undo:
             undo.callback(self.close)

@@ -113,14 +113,23 @@ class LiveSource:
                 self._join(Need.CONTENT, progress, min(QUICK_S, self._timeout_s))
             except (UnsupportedError, DeadlineError) as error:
                 return self._without_table(error)
+        elif need is Need.EVIDENCE:
+            return self._evidence(progress)
         else:
             self._join(need, progress, self._timeout_s)
         self._session.poll()
-        if need is Need.EVIDENCE:
-            from agent.collect import MAX_LOOKUPS, collect  # noqa: PLC0415 - see the invariant
-
-            return collect(self._session, self._session.snapshot(tables=True, free_list=True, lookups=MAX_LOOKUPS))
         return self._session.snapshot(tables=need is not Need.CONTENT, free_list=need is Need.REFERENCES)
+
+    def _evidence(self, progress: "Callable[[float], None]") -> "Snapshot":
+        """Return everything that the gates ask for; without a feed what there is, so that they abstain."""
+        from agent.collect import MAX_LOOKUPS, collect  # noqa: PLC0415 - see the invariant
+
+        try:
+            self._join(Need.EVIDENCE, progress, self._timeout_s)
+        except UnsupportedError as error:
+            return collect(self._session, self._without_table(error))
+        self._session.poll()
+        return collect(self._session, self._session.snapshot(tables=True, free_list=True, lookups=MAX_LOOKUPS))
 
     def _without_table(self, error: "KvctlError") -> "Snapshot":
         """Return the overview with the reason why there is no page table."""

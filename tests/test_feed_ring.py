@@ -104,12 +104,16 @@ def test_a_ring_of_garbage_is_given_up() -> None:
     """A writer that publishes nothing but garbage ends in a protocol error, not in an endless loop."""
     ring = _ring()
     reader = RingReader(ring.fd)
-    with pytest.raises(ProtocolError, match="cannot be read"):
+
+    def read_garbage() -> None:
         for _ in range(100):
             start = ring.position
             _put(ring, bytes(64))
             ring._data[start : start + 4] = b"\xff" * 4
             reader.poll()
+
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        read_garbage()
     ring.close()
 
 

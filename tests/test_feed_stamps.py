@@ -6,6 +6,7 @@ from agent.feedformat import LATE_CALLS, LOADED_CALLS, STEP_SHIFT, UPDATE_CALLS,
 from agent.model.snapshot import Level
 from agent.probe.feed import Feed
 from agent.probe.stamps import LOG_LIMIT, WEIGHTS_LIMIT
+from agent.table import RingReader
 from tests.support.fake_pool import FakePool, FakeRequest
 
 
@@ -120,6 +121,31 @@ def test_a_bad_page_that_was_handed_out_again_taints_nothing() -> None:
     assert not feed.tainted()
     feed.fence.prune()
     assert not feed.never_computed()
+
+
+def test_readers_learn_that_a_step_was_processed_although_no_page_changed() -> None:
+    """The last step of an engine that then idles becomes known by a cut of its own."""
+    pool, feed = _feed()
+    feed.join(Level.CONTENT)
+    fd = feed.ring_fd
+    assert fd is not None
+    reader = RingReader(fd, on_bootstrap=feed.request_bootstrap)
+    reader.restart()
+    while feed.idle():
+        reader.poll()
+    feed.before_schedule(1)
+    pool.register(pool.request("one", 1), 0, 1)
+    feed.after_schedule(1, {"one"})
+    feed.shadow()
+    feed.before_update(1)
+    feed.after_update(1)
+    assert feed.idle() is False
+    reader.poll()
+    assert reader.committed_step == 1
+    position = feed.status()["ring_position"]
+    feed.idle()
+    assert feed.status()["ring_position"] == position
+    feed.uninstall()
 
 
 def test_memory_is_bounded_when_nobody_folds() -> None:

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from agent.errors import UnsupportedError
+from agent.model.snapshot import Level
 from inspector.store import save
 from tests.support import cases
-from tests.support.cli import Runner, check_schema
+from tests.support.cli import FakeSession, Runner, check_schema
 
 
 @pytest.fixture
@@ -95,3 +97,25 @@ def test_a_broken_gate_reports_itself(run: Runner, tmp_path: Path, monkeypatch: 
     ran = run("validate", "--self-test", "--snapshot", saved(tmp_path, "1"), "-o", "json")
     assert (ran.code, ran.json["broken"]) == (1, ["1 block"])
     assert {item["code"] for item in ran.json["codes"] if item["result"] == "broken"} == {"KV106", "KV107", "KV108"}
+
+
+def test_live_without_a_feed_abstains(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine whose page table cannot be followed is no error: the gates abstain, and the note says why."""
+    session = FakeSession(cases.case_8())
+
+    def refuse(*_: object, **__: object) -> None:
+        raise UnsupportedError("the feed is off", why="an unknown writer of ref_cnt")
+
+    monkeypatch.setattr(session, "follow", refuse)
+    monkeypatch.setattr("agent.session.open_target", lambda **_: session)
+    ran = run("validate", "--fail-on", "abstain")
+    assert (ran.code, "an unknown writer of ref_cnt" in ran.err) == (6, True)
+
+
+def test_live_finds_what_a_file_shows(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A live engine is read with references, free list and evidence, and judged like a file."""
+    session = FakeSession(cases.case_8())
+    monkeypatch.setattr("agent.session.open_target", lambda **_: session)
+    ran = run("validate", "-o", "name")
+    assert (ran.code, ran.out) == (1, "KV103\nKV106\nKV107\n")
+    assert session.followed == [Level.REFERENCES]

@@ -130,6 +130,22 @@ def test_a_snapshot_does_not_change_afterwards() -> None:
     assert columns.cached(reader.table.to_columns()).sum() == 3
 
 
+def test_memory_of_a_snapshot_is_used_again_only_when_nobody_has_it() -> None:
+    """Of many snapshots the kept ones keep their content, also where only an array over one column is left."""
+    pool, feed, reader = _joined()
+    _finish(feed, reader)
+    kept = []
+    for number in range(8):
+        pool.register(pool.request(str(number), 1), 0, 1)
+        feed.cut()
+        reader.poll()
+        snapshot = reader.table.to_columns()
+        if number % 2:
+            kept.append((number + 1, columns.tokens(snapshot)))
+        del snapshot
+    assert [(count, int((tokens > 0).sum())) for count, tokens in kept] == [(2, 2), (4, 4), (6, 6), (8, 8)]
+
+
 def test_readiness_follows_the_fence() -> None:
     """A page is ready once its step was processed; a never-computed or tainted one never is."""
     pool, feed, reader = _joined()
@@ -242,7 +258,7 @@ def test_decisions_see_the_table_of_their_moment() -> None:
         feed.put_decision(b"%d" % number)
         expected.append(2 * (number + 1))
     got: list[int] = []
-    reader.poll(lambda body: got.append(int(columns.cached(reader.table.to_columns()).sum())))
+    reader.poll(lambda _: got.append(int(columns.cached(reader.table.to_columns()).sum())))
     assert got == expected
 
 

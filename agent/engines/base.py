@@ -160,8 +160,44 @@ class Adapter(Protocol):
         """
         ...
 
-    def worker_call(self, method: str) -> list[Any]:
+    def worker_call(self, method: str, *args: Any) -> list[Any]:
         """Run a method that the plugin registered on the workers, bounded inside them; one answer a worker."""
+        ...
+
+
+class HashingAdapter(Protocol):
+    """An adapter with the capability ``hash_tokens``."""
+
+    def hashing(self, tokens: Sequence[int], *, salt: str | None, lora: str | None, path: str | None) -> Any:
+        """Begin to hash token ids: an object with ``advance() -> bool`` (at the end) and ``keys() -> list[bytes]``."""
+        ...
+
+
+class FingerprintAdapter(Protocol):
+    """An adapter with the capability ``fingerprint``, or one of which only the workers do not answer."""
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return ``contract`` and ``weights`` (fields by name), ``workers`` (answers or None), ``missing`` (why)."""
+        ...
+
+
+class WeightsAdapter(Protocol):
+    """An adapter with the capability ``weights_digest``."""
+
+    def weights_slice(self, *, full: bool, cursors: Mapping[int, Any]) -> list[Any]:
+        """Have the workers read a bounded slice of their weights, each from its cursor on; refused while they sleep."""
+        ...
+
+    def evidence(self) -> Evidence:
+        """Return what is known beyond the tables, changes of the weights among it."""
+        ...
+
+    def weights_points(self) -> int:
+        """Return the number of changes of weights seen so far."""
+        ...
+
+    def weights_read(self, mode: str, digest: str, *, complete: bool) -> None:
+        """Take note of what was read."""
         ...
 
 

@@ -68,13 +68,16 @@ def reference_columns(port: PoolPort, pages: list[Any], start: int) -> tuple[Wor
     return counts, free
 
 
-def parent_columns(port: PoolPort, request: str) -> tuple[Counts, list[Part]]:
-    """Return the parents of the pages that a running request holds, from its hash list."""
+def parent_columns(port: PoolPort, request: str, limit: int) -> tuple[Counts, list[Part]]:
+    """Return the parents of the pages that a running request holds, at most ``limit`` of them."""
     ids: list[int] = []
     parents: list[bytes] = []
     for pages, keys in port.chains(request):
         ids += pages
         parents += keys
+        if len(ids) >= limit:
+            break
+    del ids[limit:], parents[limit:]
     return Counts(parents=len(ids)), [array("I", ids), b"".join(parents)]
 
 

@@ -25,6 +25,7 @@ from .scan import Scan
 from .stamps import Fresh, Stamps
 
 RING_BYTES = 16 << 20
+PARENT_ROW_BYTES = 12
 
 
 class FeedOffError(Exception):
@@ -63,6 +64,7 @@ class Feed:
         self._ring: Ring | None = None
         self._readers = {Level.CONTENT: 0, Level.REFERENCES: 0}
         self._fence_full = False
+        self._told_step = -1
         self._parents_of: list[str] = []
         self._counts = {"deltas": 0, "cleared": 0, "references": 0, "rows": 0, "chunk_pages": 0, "resyncs": 0}
         self._installed = False
@@ -106,7 +108,7 @@ class Feed:
             FeedOffError: The feed is off, or this machine cannot publish a ring.
             OSError: No memory for the ring.
         """
-        reason = self.reason or unsupported_machine()
+        reason = self.reason or (None if self._installed else "the feed is not installed") or unsupported_machine()
         if reason is not None:
             raise FeedOffError(reason)
         if self._ring is None:
@@ -169,7 +171,7 @@ class Feed:
             self.epoch += 1
             self.fence.reset()
             self._put(Kind.RESET, Counts(), [])
-        if not (pending or fresh.pages):
+        if not (pending or fresh.pages or self._has_news()):
             return self.epoch
         self.epoch += 1
         if self.stamps.lost or pending.overflow or self._too_large(ring):
@@ -185,6 +187,13 @@ class Feed:
         pending.clear()
         fresh.clear()
         return self.epoch
+
+    def _has_news(self) -> bool:
+        """Return whether readers would see pages as not ready, or as good, that are no longer so."""
+        fence = self.fence
+        if self._told_step != self.stamps.committed or self._fence_full:
+            return True
+        return bool(fence.new_never or fence.new_tainted or fence.shrunk)
 
     def _too_large(self, ring: Ring) -> bool:
         size = self._pending.bytes() + len(self._fresh.pages) * (8 + self._port.key_bytes) + 20 * len(self._fresh.runs)
@@ -213,7 +222,7 @@ class Feed:
         self.cut()
         self._chunk(ring, self._scan.pages_in_step(begin))
         if self._parents_of:
-            self._send_parents()
+            self._send_parents(ring)
 
     def idle(self) -> bool:
         """At a safe point of an idle engine: cut, and a larger chunk; True while more work waits."""
@@ -223,9 +232,9 @@ class Feed:
             return False
         self.cut()
         self._chunk(ring, self._scan.pages_idle())
-        while self._parents_of:
-            self._send_parents()
-        return self._scan.left > 0
+        if self._parents_of:
+            self._send_parents(ring)
+        return self._scan.left > 0 or bool(self._parents_of)
 
     def _chunk(self, ring: Ring, pages: int) -> None:
         row = 8 + 4 + self._port.key_bytes + 5
@@ -238,8 +247,10 @@ class Feed:
         self._counts["chunk_pages"] += stop - start
         self._scan.done(stop - start)
 
-    def _send_parents(self) -> None:
-        counts, parts = parent_columns(self._port, self._parents_of.pop())
+    def _send_parents(self, ring: Ring) -> None:
+        """Send what one running request knows of its chain, as far as a record takes it: a help, no duty."""
+        limit = ring.capacity // wire.RESYNC_FRACTION // PARENT_ROW_BYTES
+        counts, parts = parent_columns(self._port, self._parents_of.pop(), limit)
         if counts.parents:
             self._put(Kind.PARENTS, counts, parts)
 
@@ -253,6 +264,7 @@ class Feed:
             parts = head + parts
             flags |= Flag.FENCE_FULL if full else 0
             self._fence_full = False
+        self._told_step = self.stamps.committed
         ring.put(kind, counts, parts, epoch=self.epoch, committed=self.stamps.committed, base=base, flags=int(flags))
 
     # ------------------------------------------------------------------ fence

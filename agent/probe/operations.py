@@ -25,10 +25,10 @@ from .answers import (
     natural,
     pack,
     request_plain,
-    workers_plain,
 )
 from .safepoint import AGAIN, SafePoint
 from .sampling import sample_lookups
+from .worker_operations import WorkerOperations
 
 if TYPE_CHECKING:
     from ..engines.base import TableAdapter
@@ -40,7 +40,7 @@ MAX_DECISIONS: Final = 20_000
 MAX_LOOKUPS: Final = 256
 
 
-class Operations:
+class Operations(WorkerOperations):
     """Answer questions.
 
     Args:
@@ -355,19 +355,4 @@ class Operations:
             lambda: probe.changes.apply(plan, uid=reader.uid, pid=reader.pid, quarantine=bool(quarantine)),
             needs="invalidate",
             finish=lambda done: done,
-        )
-
-    # --------------------------------------------------------------------- workers
-
-    def op_layout(self, _reader: Reader) -> Deferred:
-        """Ask the workers for their tensors."""
-        return self._job(
-            "layout", lambda: self._probe.adapter.worker_call("kvctl_layout"), needs="layout", finish=workers_plain
-        )
-
-    def op_weights_digest(self, _reader: Reader) -> Deferred:
-        """Ask the workers for a digest of the weights."""
-        call = self._probe.adapter.worker_call
-        return self._job(
-            "weights_digest", lambda: call("kvctl_weights_digest"), needs="weights_digest", finish=workers_plain
         )

@@ -18,6 +18,9 @@ from typing import Any
 from ..feedformat import CALL_MASK, LATE_CALLS, LOADED_CALLS, STEP_SHIFT, UPDATE_CALLS
 from .port import PoolPort, Registration
 
+EVENT_LIMIT = 1 << 20
+"""Registered pages that are kept for the next cut."""
+
 LOG_LIMIT = 1 << 16
 """Calls that are kept when nobody folds them. A step has about a hundred."""
 
@@ -123,10 +126,14 @@ class Stamps:
         self.folded.append((first, entries))
         if self.observer is not None:
             self.observer(first, entries)
-        if self.fresh is None:
+        fresh = self.fresh
+        if fresh is not None and len(fresh.pages) > EVENT_LIMIT:  # nobody cuts
+            fresh.clear()
+            self.lost = True
+        if fresh is None:
             self._fold_stamps(first, entries)
         else:
-            self._fold_runs(first, entries, self.fresh)
+            self._fold_runs(first, entries, fresh)
 
     def _fold_stamps(self, stamp: int, entries: list[Registration]) -> None:
         late = self._late is not None

@@ -18,7 +18,7 @@ from .faults import Fault
 from .geometry import GroupName, hash_unit_of
 from .keys import Chain
 from .lookup import Held, TierStatus, check_on_disk, read_held
-from .pages import IllegalMoveError, OutOfPagesError, Pages
+from .pages import NULL, IllegalMoveError, OutOfPagesError, Pages
 from .plan import Plan, Planner
 from .pools import Pools
 from .recovery import map_in_place
@@ -181,9 +181,19 @@ class Reuser:
         return True
 
     def _note_moved(self, request: Request, step: int, found: dict[GroupName, list[tuple[int, int]]]) -> None:
-        now = self._pages.generation
-        moved = [(page, then, now[page]) for row in found.values() for page, then in row if now[page] != then]
-        self.violations.append(Violation(step=step, request=request.id, moved=tuple(moved), exchanged=()))
+        """Keep which of the checked pages are not what they were: other generation, or not under the key any more."""
+        pages, chain = self._pages, request.keys()
+        moved, exchanged = [], []
+        for name, row in found.items():
+            spec = self._pools.by_name[name]
+            for block, (page, then) in enumerate(row):
+                key = chain.at((block + 1) * spec.block)
+                if page and pages.generation[page] != then:
+                    moved.append((page, then, pages.generation[page]))
+                if page and pages.key[page] != key:
+                    exchanged.append((page, pages.find(spec.id, key) or NULL))
+        violation = Violation(step=step, request=request.id, moved=tuple(moved), exchanged=tuple(exchanged))
+        self.violations.append(violation)
 
     def _reserve(self, request: Request, plan: Plan) -> None:
         """Allocate the pages that recovery will write."""

@@ -142,8 +142,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.stdout.flush()
     try:
         loop.run()
-    except KeyboardInterrupt:
-        return 130
     finally:
         probe.stop()
         engine.close()

@@ -30,7 +30,7 @@ class Deviation(StrEnum):
     window: the engine rounds down before *and* after it drops the margin and loses one alignment unit (KV306)."""
     PARTIAL_TAIL_ORDER = "partial_tail_order"
     """Partial hits with full groups of different specs: a later group is only asked for keys up to the hit of the
-    earlier one, although a longer key in the same block would do (KV306)."""
+    earlier one, although a longer key in the same block, or the whole block, would do (KV306)."""
     UNVERIFIED_CHUNK = "unverified_chunk"
     """A chunk that is not a multiple of the block: the engine takes the block that the chunk starts in for granted
     where no block of the chunk is cached, and returns a boundary whose own chunk nobody verified (a true KV305)."""
@@ -70,7 +70,7 @@ def possible(geometry: Geometry) -> frozenset[Deviation]:
     """Tell which departures the groups of an engine can show at all; a difference is never put down to another one."""
     asked = [group for group in geometry.groups if insists(group)]
     windows = [group for group in asked if group.kind is ResumeKind.WINDOW]
-    tails = {group.lookup_class for group in asked if group.kind is ResumeKind.FULL and fine(geometry, group)}
+    full = [group for group in asked if group.kind is ResumeKind.FULL]
     drafts = {group.lookup_class for group in asked if group.draft and group.kind is not ResumeKind.FULL}
     margins = any(group.kind is not ResumeKind.FULL and margin(geometry, group) for group in asked)
     conditions = {
@@ -78,7 +78,8 @@ def possible(geometry: Geometry) -> frozenset[Deviation]:
         Deviation.DRAFT_WINDOW_REALIGNED: any(
             group.draft and group.block_size != geometry.alignment for group in windows
         ),
-        Deviation.PARTIAL_TAIL_ORDER: len(tails) > 1,
+        Deviation.PARTIAL_TAIL_ORDER: any(fine(geometry, group) for group in full)
+        and len({group.lookup_class for group in full}) > 1,
         Deviation.UNVERIFIED_CHUNK: any(
             group.kind is ResumeKind.CHUNKED and (group.chunk_tokens or 1) % group.block_size for group in asked
         ),

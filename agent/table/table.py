@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from ..feedformat import AUDIT, Flag, Kind
 from ..model.snapshot import PageColumns
 from ..model.states import KEY_BYTES, PageId
+from .buffers import Copies
 from .presence import Presence
 from .records import GarbledError, Record
 
 DIGEST_BLOCK_PAGES = 4096
 """``agent.probe.digest`` defines the canonical form."""
 
+COLUMNS = ("key", "group", "tokens", "stamp", "parent", "references", "free")
 GROUP_BYTES = 4
 PARENT_BYTES = 8
 
@@ -52,6 +54,7 @@ class Table:
         self._seen_references = np.zeros(pages, bool)
         self._seen_count = 0
         self._presence: Presence | None = None
+        self._copies = {name: Copies() for name in COLUMNS}
 
     # ---------------------------------------------------------------- reading
 
@@ -87,15 +90,16 @@ class Table:
     def to_columns(self) -> PageColumns:
         """Copy the table as it is now into immutable columns."""
         references = self.has_references
+        copies = self._copies
         return PageColumns(
             count=self.pages,
-            key=_frozen(self.key.view("u1").reshape(-1)),
-            group=_frozen(self.group),
-            tokens=_frozen(self.tokens),
-            stamp=_frozen(self.stamp),
-            parent=_frozen(self.parent.view("u1")),
-            references=_frozen(self.references) if references else None,
-            free=_frozen(self.free) if references else None,
+            key=copies["key"].of(self.key.view("u1").reshape(-1)),
+            group=copies["group"].of(self.group),
+            tokens=copies["tokens"].of(self.tokens),
+            stamp=copies["stamp"].of(self.stamp),
+            parent=copies["parent"].of(self.parent.view("u1")),
+            references=copies["references"].of(self.references) if references else None,
+            free=copies["free"].of(self.free) if references else None,
             extra_keys={PageId(page): keys for page, keys in self.extra.items()},
             never_computed=frozenset(self.never),
             tainted=frozenset(PageId(page) for page, stamp in self.tainted.items() if self._still(page, stamp)),
@@ -329,9 +333,3 @@ class Table:
 def _key_words(keys: NDArray[np.uint8]) -> NDArray[np.uint64]:
     """Return the first 16 bytes of each key as two words."""
     return np.ascontiguousarray(keys[:, :KEY_BYTES]).view("<u8").reshape(-1, 2)
-
-
-def _frozen(column: NDArray[Any]) -> memoryview:
-    copy = column.copy()
-    copy.flags.writeable = False
-    return copy.data

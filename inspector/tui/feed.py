@@ -14,14 +14,15 @@ from textual.message import Message
 
 from agent.errors import KvctlError
 from agent.model.decision import Decision
+from agent.model.snapshot import Snapshot
 
 from .history import History
 from .link import Link
 from .messages import Arriving, Drawn, Lost
 from .picture import NEEDS_TABLE, Pane, Picture, report_of
 
-REST = 6.0
-"""Seconds of rest for each second of processor time: 1/7 of a core at most, whatever the size of the pool."""
+REST = 4.0
+"""Seconds of rest for each second of processor time: a fifth of a core at most, whatever the size of the pool."""
 
 POLL_S = 0.5
 """Pause between two looks into the ring."""
@@ -55,6 +56,9 @@ class Feed:
         self._engine: tuple[int, int] | None = None
         self._decisions: dict[int, Decision] = {}
         self._history = History()
+        self._forgotten = 0
+        """Number of the latest decision that is no longer kept."""
+        self._last: Snapshot | None = None
         self._unexplained: str | None = None
 
     def start(self) -> None:
@@ -110,66 +114,61 @@ class Feed:
         self._next_read, self._drawn = 0.0, None
         # The first picture needs no page table: a million pages take seconds to arrive.
         self._read(Pane.OVERVIEW, table=False)
-        self._unexplained = self._link.follow(lambda ratio: self._post(Arriving(ratio)) and None)
+        self._unexplained = self._link.follow(self._arriving)
         self._next_read = 0.0
+
+    def _arriving(self, ratio: float) -> None:
+        self._post(Arriving(ratio))
 
     def _tick(self) -> None:
         begin = time.thread_time()
         fresh = self._link.poll()
         self._take(fresh)
-        if self._paused and self._drawn is self._pane:
-            return
         pane = self._pane
-        due = time.monotonic() >= self._next_read and (self._link.live or self._drawn is None)
+        if self._paused and self._drawn is pane:
+            return
+        due = self._link.live and time.monotonic() >= self._next_read
         if due or pane is not self._drawn:
             self._read(pane, table=pane in NEEDS_TABLE)
+            self._next_read = time.monotonic() + max(self._interval_s, REST * (time.thread_time() - begin))
         elif fresh and pane is Pane.DECISIONS and self._last is not None:
             self._show(pane, self._last)
-        else:
-            return
-        spent = time.thread_time() - begin
-        self._next_read = time.monotonic() + max(self._interval_s, REST * spent)
-
-    _last: "Picture | None" = None
 
     def _read(self, pane: Pane, *, table: bool) -> None:
         snapshot = self._link.read(table=table)
         engine = (snapshot.engine.pid, snapshot.engine.start_ticks)
         if engine != self._engine:
-            self._engine, self._decisions, self._history = engine, {}, History()
+            self._engine, self._decisions, self._forgotten, self._history = engine, {}, 0, History()
         self._take(snapshot.decisions or ())
-        known = snapshot.decisions is not None or bool(self._decisions)
-        picture = Picture(
-            pane=pane, snapshot=snapshot, report=None, series=self._series(), live=self._link.live
-        )
-        self._show(pane, picture, known=known)
+        self._show(pane, snapshot)
 
-    def _show(self, pane: Pane, picture: Picture, *, known: bool = True) -> None:
-        latest = tuple(self._decisions[number] for number in sorted(self._decisions)) if known else None
-        snapshot = replace(picture.snapshot, decisions=latest)
-        picture = replace(
-            picture,
+    def _show(self, pane: Pane, snapshot: Snapshot) -> None:
+        """Post a picture of a reading with the decisions that have come since."""
+        if snapshot.decisions is not None:
+            latest = tuple(self._decisions[number] for number in sorted(self._decisions))
+            snapshot = replace(snapshot, decisions=latest)
+        now_s = int(time.time()) if self._link.live else None
+        self._last, self._drawn = snapshot, pane
+        picture = Picture(
             pane=pane,
             snapshot=snapshot,
-            series=self._series(),
             report=report_of(pane, snapshot),
+            series=self._history.series(SERIES_CELLS, now_s=now_s),
+            live=self._link.live,
             unexplained=self._unexplained,
         )
-        self._last, self._drawn = picture, pane
         self._post(Drawn(picture))
-
-    def _series(self):  # type: ignore[no-untyped-def]
-        return self._history.series(SERIES_CELLS, now_s=int(time.time()) if self._link.live else None)
 
     def _take(self, decisions: Iterable[Decision]) -> None:
         """Remember decisions; one that is explained replaces the same one unexplained, and is counted once."""
         counted = []
         for item in decisions:
             known = self._decisions.get(item.id)
-            if known is None or (known.logical is None and item.logical is not None):
+            new = known is None and item.id > self._forgotten
+            if new or (known is not None and known.logical is None and item.logical is not None):
                 self._decisions[item.id] = item
                 counted.append(item)
         self._history.add(counted)
-        if len(self._decisions) > DECISIONS_KEPT:
-            for number in sorted(self._decisions)[:-DECISIONS_KEPT]:
-                del self._decisions[number]
+        for number in sorted(self._decisions)[:-DECISIONS_KEPT]:
+            del self._decisions[number]
+            self._forgotten = number

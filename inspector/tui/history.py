@@ -78,9 +78,7 @@ class History:
             if item.logical is None:
                 continue
             second = item.time_ns // 1_000_000_000
-            more = Slice(
-                start_s=second, lookup=item.lookup_tokens, logical=item.logical, usable=item.engine_usable
-            )
+            more = Slice(start_s=second, lookup=item.lookup_tokens, logical=item.logical, usable=item.engine_usable)
             known = self._seconds.get(second)
             self._seconds[second] = more if known is None else known.plus(more)
         if self._seconds:

@@ -7,15 +7,17 @@ that a long check never holds up the screen.
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from agent.discovery import Endpoint
 from agent.errors import DeadlineError, KvctlError, UnsupportedError, UsageError
 from agent.model.decision import Decision
 from agent.model.snapshot import Level, Snapshot
 from agent.session import Session
 
 from ..store import load
+
+if TYPE_CHECKING:
+    from agent.discovery import Endpoint
 
 Progress = Callable[[float], None]
 """Receives 0 to 1 while the page table arrives."""

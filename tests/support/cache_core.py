@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tests.support.engine_specs import make_config, make_spec
+
 KINDS = ("gemma3", "deepseek_v4", "mamba_partial")
 
 
@@ -57,7 +59,7 @@ def _gemma3() -> tuple[list[Any], int, int]:
 
 def _deepseek_v4() -> tuple[list[Any], int, int]:
     import torch
-    from vllm.v1.kv_cache_interface import MLAAttentionSpec, SlidingWindowMLASpec
+    from vllm.v1.kv_cache_interface import SlidingWindowMLASpec
 
     fp8 = {
         "num_kv_heads": 1,
@@ -69,7 +71,7 @@ def _deepseek_v4() -> tuple[list[Any], int, int]:
         "state_content_bytes": 584,
     }
     state = {"num_kv_heads": 1, "dtype": torch.float32, "alignment": 576}
-    main = MLAAttentionSpec(block_size=256, tokens_per_state=4, **fp8)
+    main = make_spec("MLAAttentionSpec", block_size=256, tokens_per_state=4, **fp8)
     window = SlidingWindowMLASpec(block_size=64, sliding_window=128, **fp8)
     ratio_4 = SlidingWindowMLASpec(block_size=4, head_size=2048, sliding_window=8, **state)
     ratio_128 = SlidingWindowMLASpec(block_size=8, head_size=1024, sliding_window=128, **state)
@@ -97,16 +99,13 @@ def make_core(kind: str, pages: int, *, retention: int | None = 0, max_tokens: i
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
-    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 
     init_none_hash(sha256)
     specs, scheduler_block, hash_unit = _GROUPS[kind]()
     manager = KVCacheManager(
-        KVCacheConfig(
-            num_blocks=pages,
-            kv_cache_tensors=[],
-            kv_cache_groups=[KVCacheGroupSpec([f"layer{i}"], spec) for i, spec in enumerate(specs)],
-            prefix_cache_retention_interval=retention,
+        make_config(
+            [KVCacheGroupSpec([f"layer{i}"], spec) for i, spec in enumerate(specs)], pages=pages, retention=retention
         ),
         max_model_len=max_tokens,
         scheduler_block_size=scheduler_block,

@@ -7,6 +7,7 @@ import random
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -134,62 +135,77 @@ class FakePool:
     # -------------------------------------------------------------- the port
 
     def refuse(self) -> str | None:
+        """Return the planned refusal."""
         return self.refusal
 
     def install(self, log: Callable[[Registration], object], failed: Callable[[str, BaseException], object]) -> None:
+        """Remember the log."""
         del failed
         self.log = log
 
     def uninstall(self) -> None:
+        """Forget everybody."""
         self.log = None
         self.unfollow()
 
     def follow(self, events: Events, *, references: bool) -> None:
+        """Remember the targets."""
         self.events = events
         self.references_followed = references
 
     def unfollow(self) -> None:
+        """Forget the targets."""
         self.events = None
         self.references_followed = False
 
     def take(self, start: int, stop: int) -> list[Any]:
+        """Return page objects."""
         return self.all[start:stop]
 
     def ids(self, pages: Iterable[Any]) -> list[int]:
+        """Return numbers."""
         return [page.number for page in pages]
 
     def tokens(self, pages: Iterable[Any]) -> Words:
+        """Return positions."""
         return array("I", [page.tokens for page in pages])
 
     def keys(self, pages: Iterable[Any]) -> bytes:
+        """Return keys."""
         return b"".join([page.key or bytes(KEY_BYTES) for page in pages])
 
     def references(self, pages: Iterable[Any]) -> Words:
+        """Return counts."""
         return array("i", [page.count for page in pages])
 
     def free(self, pages: Iterable[Any]) -> bytes:
+        """Return the free flags."""
         return bytes([page.free for page in pages])
 
     def extra(self, ids: Iterable[int] | range) -> list[tuple[int, bytes]]:
+        """Return secondary keys."""
         return [(page, key) for page in dict.fromkeys(ids) for key in self.extra_keys.get(page, ())]
 
     def parent(self, request: Any, tokens: int) -> bytes:
+        """Return the parent's first bytes."""
         index = tokens // self.block - 1
         return bytes(request.hashes[index][:8]) if index >= 0 else bytes(8)
 
     def loaded(self, status: Any) -> bool:
+        """Return whether the request waited for a tier."""
         return bool(status == "loading")
 
     def tables(self, request: str) -> list[list[Any]]:
+        """Return the request's only table."""
         found = self.requests_by_name.get(request)
         return [] if found is None else [found.table]
 
     def chains(self, request: str) -> Iterable[tuple[list[int], list[bytes]]]:
+        """Return neighbours in the request's table."""
         for table in self.tables(request):
-            pairs = [
-                (two.number, one.key[:8]) for one, two in zip(table, table[1:], strict=False) if one.key and two.key
-            ]
+            pairs = [(two.number, one.key[:8]) for one, two in pairwise(table) if one.key and two.key]
             yield [number for number, _ in pairs], [key for _, key in pairs]
 
     def requests(self) -> list[str]:
+        """Return names."""
         return list(self.requests_by_name)

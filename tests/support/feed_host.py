@@ -17,6 +17,9 @@ from agent.model.snapshot import Level
 from agent.probe.feed import Feed
 from tests.support.waiting import wait_for
 
+AUDIT_EVERY = 20
+"""Looks at a waiting reader between two audits: an audit reads the whole pool, on both sides."""
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -46,7 +49,7 @@ class FeedHost:
         ring = self.feed.ring_fd
         assert ring is not None
         ours, theirs = socket.socketpair()
-        ours.setblocking(False)
+        ours.settimeout(0)
         process = subprocess.Popen(
             [
                 sys.executable,
@@ -102,14 +105,20 @@ class FeedHost:
     def wait_complete(self, remote: Remote) -> None:
         """Wait until a reader has a whole table: it compares an audit."""
         before = remote.compared
+        quiet = 0
 
         def compared() -> bool:
+            nonlocal quiet
             self.serve()
-            self.feed.idle()
-            self.feed.audit()
+            if self.feed.idle():
+                quiet = 0
+                return False
+            if quiet % AUDIT_EVERY == 0:
+                self.feed.audit()
+            quiet += 1
             return remote.compared > before
 
-        wait_for(compared, "a reader to have the whole table")
+        wait_for(compared, "a reader to have the whole table", deadline_s=180.0)
 
     def kill(self, remote: Remote) -> None:
         """Kill a reader with SIGKILL, whatever it is doing."""

@@ -1,10 +1,11 @@
 """A reader of a feed as a process of its own: ``python -m tests.support.feed_reader RING_FD SOCKET_FD LEVEL WORK``.
 
-Speaks one byte at a time over its socket: ``b`` asks for a bootstrap, ``a`` says that an audit was compared. Ends when the
-engine closes the socket or the ring, and then prints what it saw as JSON. WORK repeats the checksum of each audit, which
-makes a slow reader.
+Speaks one byte at a time over its socket: ``b`` asks for a bootstrap, ``a`` says that an audit was compared. Ends when
+the engine closes the socket, and then prints what it saw as JSON. WORK repeats the checksum of each audit, which makes
+a slow reader.
 """
 
+import contextlib
 import json
 import select
 import socket
@@ -18,20 +19,16 @@ from agent.table import RingReader
 
 def follow(ring: int, link: socket.socket, level: Level, work: int) -> dict[str, Any]:
     """Read until the writer is gone."""
-    gone = False
 
     def tell(byte: bytes) -> None:
-        nonlocal gone
-        try:
+        with contextlib.suppress(OSError):  # an engine that is gone is noticed below
             link.send(byte)
-        except OSError:
-            gone = True
 
     reader = RingReader(ring, level=level, on_bootstrap=lambda: tell(b"b"))
     reader.restart()
     told = 0
     indexed = False
-    while not gone:
+    while True:
         applied = reader.poll(limit=1 + 200 // (1 + work))
         if reader.audits > told:
             tell(b"a" * (reader.audits - told))
@@ -42,7 +39,8 @@ def follow(ring: int, link: socket.socket, level: Level, work: int) -> dict[str,
             indexed = bool(reader.table.presence())
         if not applied:
             readable, _, _ = select.select([link], [], [], 0.001)
-            gone = gone or bool(readable)  # the engine never sends anything: this is the end of file
+            if readable:  # the engine never sends anything: this is the end of file
+                break
     reader.poll()
     index = reader.table.presence()
     reader.table.forget_index()

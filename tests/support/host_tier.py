@@ -89,7 +89,7 @@ class HostTier(CPUOffloadingSpec):  # type: ignore[misc] # no types beside the l
 
     def get_worker(self, kv_caches: Any) -> Any:
         """Return the worker, made at the first call."""
-        worker: Any = self._worker
-        if not worker:
-            worker = self._worker = CopyWorker(kv_caches, self.blocks_per_chunk, self.num_chunks)
-        return worker
+        made: Any = getattr(self, "_copies", None)
+        if made is None:
+            made = self._copies = CopyWorker(kv_caches, self.blocks_per_chunk, self.num_chunks)
+        return made

@@ -32,7 +32,7 @@ def choose_setup(random: Random) -> groups.Setup:
     draw, keep = random.random(), random.choice
     if draw < 0.18:
         return groups.deepseek_v4(keep([None, 0, 512]))
-    if draw < 0.26:
+    if draw < 0.26 and groups.HAS_BOUNDED_REPLAY:
         return groups.deepseek_v4_1(keep([None, 0, 512]))
     if draw < 0.30:
         return groups.gemma3(keep([None, 0, 256]))

@@ -194,7 +194,7 @@ class StepEngine:
         urgent = [name for name, request in self.scheduler.requests.items() if request.priority < PATIENT_PRIORITY]
         self.scheduler.finish_requests(urgent, RequestStatus.FINISHED_ABORTED)
 
-    def step(self, observe: Callable[[], object] = lambda: None) -> None:
+    def step(self, observe: Callable[[], object] | None = None) -> None:
         """Schedule once; process an output when enough steps are in flight, then call ``observe``."""
         self._step += 1
         self.feed.before_schedule(self._step)
@@ -206,7 +206,8 @@ class StepEngine:
         self.feed.shadow()
         if len(self._batches) > self.setting.in_flight:
             self._process()
-            observe()
+            if observe is not None:
+                observe()
 
     def _process(self) -> None:
         from vllm.v1.outputs import ModelRunnerOutput

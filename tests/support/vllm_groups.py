@@ -15,9 +15,7 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.kv_cache_utils import init_none_hash
 from vllm.v1.kv_cache_interface import (
     ChunkedLocalAttentionSpec,
-    CircularBufferSpec,
     FullAttentionSpec,
-    KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheSpec,
     MambaSpec,
@@ -27,7 +25,14 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
+from tests.support.engine_specs import Absent, has_field, make_config, make_spec, spec_class
+
 init_none_hash(sha256)
+
+CircularBufferSpec: Any = spec_class("CircularBufferSpec")
+HAS_RING = CircularBufferSpec is not Absent
+HAS_BOUNDED_REPLAY = has_field("SlidingWindowMLASpec", "bounded_replay")
+"""What older versions of vLLM lack."""
 
 _BF16 = torch.bfloat16
 _HEADS: dict[str, Any] = {"num_kv_heads": 2, "head_size": 32, "dtype": _BF16}
@@ -67,19 +72,20 @@ def mamba(block: int) -> MambaSpec:
     return MambaSpec(block_size=block, shapes=((4, 4),), dtypes=(torch.float32,), mamba_cache_mode="align")
 
 
-def ring(block: int) -> CircularBufferSpec:
+def ring(block: int) -> KVCacheSpec:
     """A ring that is rebuilt for each request."""
     return CircularBufferSpec(block_size=block, **_HEADS)
 
 
 def v4_main() -> MLAAttentionSpec:
     """DeepSeek-V4: compressed entries, with the indexer's keys in the same group."""
-    return MLAAttentionSpec(block_size=256, tokens_per_state=4, **_V4)
+    return make_spec("MLAAttentionSpec", block_size=256, tokens_per_state=4, **_V4)
 
 
 def v4_window(*, bounded_replay: bool = False) -> SlidingWindowMLASpec:
     """DeepSeek-V4: window of 128 tokens; V4.1 computes it again instead of keeping it."""
-    return SlidingWindowMLASpec(block_size=64, sliding_window=128, bounded_replay=bounded_replay, **_V4)
+    replay = {"bounded_replay": True} if bounded_replay else {}
+    return SlidingWindowMLASpec(block_size=64, sliding_window=128, **replay, **_V4)
 
 
 def v4_state(block: int, width: int, size: int) -> SlidingWindowMLASpec:
@@ -117,14 +123,8 @@ class Setup:
             KVCacheGroupSpec(list(names), spec, is_eagle_group=i in self.drafts)
             for i, (names, spec) in enumerate(zip(layers, self.groups, strict=True))
         ]
-        config = KVCacheConfig(
-            num_blocks=self.pages,
-            kv_cache_tensors=[],
-            kv_cache_groups=specs,
-            prefix_cache_retention_interval=self.retention,
-        )
         return KVCacheManager(
-            config,
+            make_config(specs, pages=self.pages, retention=self.retention),
             max_model_len=1 << 20,
             scheduler_block_size=self.alignment,
             hash_block_size=self.unit,
@@ -213,7 +213,7 @@ def _random_kind(random: Random, block: int, kinds: Sequence[str]) -> KVCacheSpe
             odd = random.random() < 0.15
             return chunked(block, random.randint(2, 6 * block) if odd else block * random.randint(1, 6))
         case _:
-            return ring(block)
+            return ring(block) if HAS_RING else full(block)
 
 
 def _finish(random: Random, name: str, groups: list[KVCacheSpec], unit: int) -> Setup:

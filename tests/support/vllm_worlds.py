@@ -134,7 +134,7 @@ def _plant_chain(world: World, chain: Sequence[bytes]) -> None:
         if spoilt in {None, group}:
             held = _pattern(world, group, spec, tokens, boundaries)
         else:
-            held = set(range(spec.block_size, tokens + 1, spec.block_size)) if spec.prefix_cacheable else set()
+            held = set(range(spec.block_size, tokens + 1, spec.block_size)) if getattr(spec, "prefix_cacheable", True) else set()
         if random.random() < 0.35 and held and spoilt in {None, group}:
             held.discard(random.choice(sorted(held)[-6:]))
         plant_keys(world.manager, group, [(end, chain[end // setup.unit - 1]) for end in sorted(held)])
@@ -148,7 +148,7 @@ def _pattern(world: World, group: int, spec: Any, tokens: int, boundaries: list[
     """Boundaries of the pages that one group keeps."""
     random, block = world.random, spec.block_size
     fine = world.manager.coordinator.enable_partial_hash_hits and block > world.setup.unit
-    if not spec.prefix_cacheable:
+    if not getattr(spec, "prefix_cacheable", True):
         return set()
     if isinstance(spec, FullAttentionSpec):
         top = tokens if random.random() < 0.6 else random.randint(0, tokens)

@@ -37,7 +37,11 @@ WORKS = (
     "invalidate",
     "external",
     "evidence",
+    "fingerprint",
+    "hash_tokens",
 )
+SLICE_TOKENS = 8192
+"""Tokens hashed at one safe point."""
 OFF: Mapping[str, str] = {
     "layout": "the reference engine has no workers; its tensors are described by its own report",
     "weights_digest": "the reference engine has no workers; its own report names the digest",
@@ -246,6 +250,21 @@ class ReferenceAdapter:
         feed = None if self._probe is None else self._probe.feed
         return evidence.read(self.core, changes=() if feed is None else feed.weights_changes)
 
+    def hashing(self, tokens: Sequence[int], *, salt: str | None, lora: str | None, path: str | None) -> Any:
+        """Begin to hash token ids as the engine would."""
+        del path
+        return _Hashing(self.core, tokens, salt=salt or "", adapter=lora or "")
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Read the contract and the digest of the weights; there are no workers to ask."""
+        core = self.core
+        return {
+            "contract": {"engine": self.engine, "version": "1", **core.contract},
+            "weights": {"model": "+".join(core.model.layers), "digest": core.weights.digest()},
+            "workers": [],
+            "missing": {},
+        }
+
     # --------------------------------------------------------------- changes
 
     def pages_of(self, keys: Iterable[tuple[int, bytes]]) -> Mapping[tuple[int, bytes], list[int]]:
@@ -284,13 +303,33 @@ class ReferenceAdapter:
                 core.tiers.drop(group, key)
         return removed
 
-    def worker_call(self, method: str) -> list[Any]:
+    def worker_call(self, method: str, *_args: Any) -> list[Any]:
         """There are no workers.
 
         Raises:
             UnsupportedError: Always.
         """
         raise UnsupportedError(f"`{method}` cannot be asked here", why="the reference engine has no workers")
+
+
+class _Hashing:
+    """Hash one list of tokens in slices."""
+
+    def __init__(self, core: Any, tokens: Sequence[int], *, salt: str, adapter: str) -> None:
+        self._tokens, self._done = tokens, 0
+        from ...reference.keys import Chain, Identity  # noqa: PLC0415 - only an engine of this kind has them
+
+        self._chain = Chain(core.describe().hash_unit, Identity(salt=salt, adapter=adapter))
+
+    def advance(self) -> bool:
+        """Hash one slice; True when the end is reached."""
+        self._done = min(self._done + SLICE_TOKENS, len(self._tokens))
+        self._chain.extend(self._tokens[: self._done])
+        return self._done == len(self._tokens)
+
+    def keys(self) -> list[bytes]:
+        """Return the keys, one a hash unit."""
+        return list(self._chain.keys)
 
 
 def _row(request: Any, specs: Sequence[Any] | None) -> RequestRow:

@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ... import paths
-from ...errors import TargetError, UnsupportedError
+from ...errors import RefusedError, TargetError, UnsupportedError, UsageError
 from ...model.evidence import Evidence
 from ...model.groups import Geometry
 from ...model.snapshot import Capability, EngineInfo, PoolInfo, Tier
 from ...probe.patches import Patches
 from ..base import RequestRow
-from . import capabilities, invalidation, requests
+from . import capabilities, contract, hashing, invalidation, requests
 from .groups import geometry_of
 from .steps import install_step_hooks
 from .weights import WeightsWatch
@@ -200,6 +200,41 @@ class VllmAdapter:
         answer = self.scheduler.kv_cache_manager.coordinator.find_longest_cache_hit(list(hashes), limit)
         return int(answer[1])
 
+    def hashing(
+        self, tokens: Sequence[int], *, salt: str | None, lora: str | None, path: str | None
+    ) -> hashing.Hashing:
+        """Begin to hash token ids as the engine would.
+
+        Raises:
+            UsageError: The path of the adapter is not known.
+        """
+        if lora is not None and path is None:
+            path = hashing.lora_path(self.scheduler, lora)
+            if path is None:
+                raise UsageError(
+                    "the path of this LoRA adapter is not known",
+                    why="no request of the engine uses it now, and the path is part of a key",
+                    next_step="name the path, too",
+                )
+        return hashing.Hashing(
+            self.core.request_block_hasher, tokens, salt=salt, lora=None if lora is None else (lora, path or "")
+        )
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Read the contract, and what is known of the weights without looking at them."""
+        fields, missing = contract.contract(self.core, _version())
+        workers: list[Any] | None = None
+        if (reason := self.off("fingerprint")) is None:
+            workers = self.worker_call("kvctl_runtime")
+        else:
+            missing["workers"] = reason
+        return {
+            "contract": fields,
+            "weights": contract.weights(self.core),
+            "workers": workers,
+            "missing": missing,
+        }
+
     # --------------------------------------------------------------- changes
 
     def keys_of(self, pages: Iterable[int]) -> set[tuple[int, bytes]]:
@@ -237,9 +272,32 @@ class VllmAdapter:
             self.quarantine.begin(evicted)
         return removed
 
-    def worker_call(self, method: str) -> list[Any]:
+    def worker_call(self, method: str, *args: Any) -> list[Any]:
         """Call a registered method on every worker; no timeout: a late reply would be taken for the next step's."""
-        return list(self.core.model_executor.collective_rpc(method))
+        return list(self.core.model_executor.collective_rpc(method, args=args))
+
+    # --------------------------------------------------------------- weights
+
+    def weights_slice(self, *, full: bool, cursors: Mapping[int, Any]) -> list[Any]:
+        """Have the workers read a slice of their weights.
+
+        Raises:
+            RefusedError: The engine sleeps: its memory may be unmapped, and touching it would end the engine.
+        """
+        if self.core.model_executor.is_sleeping:
+            raise RefusedError(
+                "the engine sleeps", why="its weights are not in memory", next_step="wake it up, then ask again"
+            )
+        return self.worker_call("kvctl_weights_digest", full, dict(cursors))
+
+    def weights_points(self) -> int:
+        """Return the number of changes of weights seen so far."""
+        return 0 if self._weights is None else self._weights.points
+
+    def weights_read(self, mode: str, digest: str, *, complete: bool) -> None:
+        """Compare a digest with the last one."""
+        if self._weights is not None:
+            self._weights.digested(mode, digest, complete=complete)
 
 
 def _wake_item() -> tuple[Any, None] | None:

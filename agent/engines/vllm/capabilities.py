@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ...model.snapshot import Capability
+from . import hashing
 from .worker import METHODS
 
 
@@ -124,9 +125,19 @@ def look(engine: Any, *, served: bool) -> dict[str, str | None]:
         reasons["external"] = fault(engine, need)
         kind = type(connector).__name__
         reasons["holders"] = reasons["holders"] or f"{kind} may hold pages in ways that kvctl cannot attribute"
-    for name in ("layout", "weights_digest"):
-        reasons[name] = _worker_fault(engine, f"kvctl_{name}")
+    for name, method in WORKER_METHODS.items():
+        reasons[name] = _worker_fault(engine, method)
+    reasons["weights_digest"] = reasons["weights_digest"] or fault(engine, Need("model_executor.is_sleeping"))
+    reasons["hash_tokens"] = hashing.fault(engine)
     return reasons
+
+
+WORKER_METHODS: Final = {
+    "layout": "kvctl_layout",
+    "fingerprint": "kvctl_runtime",
+    "weights_digest": "kvctl_weights_digest",
+}
+"""Capability and the worker method that it needs."""
 
 
 def _worker_fault(engine: Any, method: str) -> str | None:

@@ -80,7 +80,7 @@ def _brings_indexer(name: str, spec: Any) -> bool:
     Asked only where layer names are stand-ins: a real name says so itself.
     """
     version = getattr(spec, "model_version", None)
-    return "." not in name and version == "deepseek_v4" and getattr(spec, "tokens_per_state", 1) == 4
+    return "." not in name and version == "deepseek_v4" and spec_ratio(spec) == 4
 
 
 def describe(name: str, spec: Any, *, own_spec: bool) -> Layer:
@@ -108,10 +108,15 @@ def page_bytes(spec: Any) -> int | None:
     return value if isinstance(value, int) else None
 
 
+def spec_ratio(spec: Any) -> Any:
+    """Tokens behind one stored entry as the spec has it, 1 where it says nothing; older vLLM has another name for it."""
+    return getattr(spec, "tokens_per_state", None) or getattr(spec, "compress_ratio", 1)
+
+
 def tokens_per_entry(state: State, specs: list[Any]) -> int:
     """Tokens behind one stored entry: the smallest ratio of the group, 1 where nothing is compressed."""
     if state is State.TAIL:
         windows = {getattr(spec, "sliding_window", 0) for spec in specs}
         return _COMPRESSOR_RATIOS.get(windows.pop(), 1) if len(windows) == 1 else 1
-    ratios = [value for spec in specs if isinstance(value := getattr(spec, "tokens_per_state", 1), int) and value > 0]
+    ratios = [value for spec in specs if isinstance(value := spec_ratio(spec), int) and value > 0]
     return min(ratios, default=1)

@@ -13,6 +13,9 @@ from typing import Any
 MAX_TENSORS = 4096
 """Rows of one answer: a bound, not an expectation."""
 
+SEEN = frozenset({"cpu"})
+"""Kinds of device on which this was seen to be right; on others it says so, and the gates abstain."""
+
 _BULK_COPY_BYTES = 16
 """Alignment of a global address for bulk copies (CUDA programming guide, tensor memory access)."""
 
@@ -25,6 +28,10 @@ def layout(worker: Any) -> dict[str, Any]:
         Where something could not be read, ``error`` says what, and there are no rows.
     """
     rank = int(getattr(worker, "rank", 0))
+    device = str(getattr(getattr(worker, "device", None), "type", None) or "unknown")
+    if device not in SEEN:
+        error = f"tensors of device {device} were never checked by this version of kvctl"
+        return {"rank": rank, "tensors": [], "error": error}
     try:
         rows = list(_rows(worker.model_runner, rank))[:MAX_TENSORS]
     except (AttributeError, TypeError, ValueError, RuntimeError, LookupError, AssertionError, ImportError) as error:

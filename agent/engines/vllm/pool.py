@@ -61,9 +61,7 @@ class VllmPool:
         self._owners = tuple(owners)
         self._always = Patches()
         self._joined = Patches()
-        self._log: Callable[[Registration], object] | None = None
         self._failed: Callable[[str, BaseException], object] | None = None
-        self._changed: Callable[[Iterable[Any]], object] | None = None
         self.pages = len(pool.blocks)
         self.page_id: Callable[[Any], int] = attrgetter("block_id")
         null = getattr(pool, "null_block", None)
@@ -93,10 +91,12 @@ class VllmPool:
 
     def install(self, log: Callable[[Registration], object], failed: Callable[[str, BaseException], object]) -> None:
         """Put in the always-on hooks."""
-        self._log = log
         self._failed = failed
         pool = self._pool
-        self._always.set(pool, "cache_full_blocks", self._full_hook(pool.cache_full_blocks, log, failed))
+        full = pool.cache_full_blocks
+        seventh = tuple(inspect.signature(full).parameters)[6:7]
+        make = self._full_hook if seventh == ("block_mask",) else self._unmasked_hook
+        self._always.set(pool, "cache_full_blocks", make(full, log, failed))
         if hasattr(pool, "cache_partial_block"):
             self._always.set(pool, "cache_partial_block", self._partial_hook(pool.cache_partial_block, log, failed))
         if hasattr(pool, "move_block_hashes"):
@@ -106,7 +106,6 @@ class VllmPool:
         """Take out every hook and restore what was there before."""
         self.unfollow()
         self._always.remove()
-        self._log = None
 
     def _full_hook(
         self,
@@ -148,6 +147,37 @@ class VllmPool:
                             request.status,
                         )
                     )
+                except SLOT_ERRORS as error:
+                    failed("cache_full_blocks", error)
+            return result
+
+        return cache_full_blocks
+
+    def _unmasked_hook(
+        self,
+        original: Callable[..., Any],
+        log: Callable[[Registration], object],
+        failed: Callable[[str, BaseException], object],
+    ) -> Callable[..., Any]:
+        """Serve versions that register every block of the slice but null ones."""
+
+        def cache_full_blocks(
+            request: Any,
+            blocks: Any,
+            num_cached_blocks: int,
+            num_full_blocks: int,
+            block_size: int,
+            *rest: Any,
+            **more: Any,
+        ) -> Any:
+            result = original(request, blocks, num_cached_blocks, num_full_blocks, block_size, *rest, **more)
+            if num_cached_blocks < num_full_blocks:
+                try:
+                    pages = blocks[num_cached_blocks:num_full_blocks]
+                    mask = [not block.is_null for block in pages]
+                    start = num_cached_blocks * block_size
+                    computed, status = request.num_computed_tokens, request.status
+                    log((request.request_id, request, pages, mask, start, block_size, computed, status))
                 except SLOT_ERRORS as error:
                     failed("cache_full_blocks", error)
             return result

@@ -8,6 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from .layout import layout
+from .runtime import runtime
+from .weightsum import weights_digest
 
-METHODS: Final[Mapping[str, Callable[..., Any]]] = {"kvctl_layout": layout}
-"""Method of the worker by name. ``kvctl_weights_digest`` comes here; it is absent in this version."""
+METHODS: Final[Mapping[str, Callable[..., Any]]] = {
+    "kvctl_layout": layout,
+    "kvctl_runtime": runtime,
+    "kvctl_weights_digest": weights_digest,
+}
+"""Method of the worker by name."""

@@ -35,10 +35,10 @@ def test_the_schedulers_are_known_completely() -> None:
 
 
 def test_an_unknown_mutating_method_turns_the_feed_off_and_is_named() -> None:
-    """A pool class with one more method that writes a count is refused with that method's name; the pool is untouched."""
+    """A pool class with one more method that writes a count is refused with its name; the pool is untouched."""
     from vllm.v1.core.block_pool import BlockPool
 
-    class PoolWithShortcut(BlockPool):
+    class PoolWithShortcut(BlockPool):  # type: ignore[misc]
         def drop_quickly(self, number: int) -> None:
             self.blocks[number].ref_cnt -= 1
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.engine
 NIGHTLY = bool(os.environ.get("KVCTL_NIGHTLY"))
 PREEMPTIONS = 1700 if NIGHTLY else 170
 """For each of six schedulers: 10^3 in all, 10^4 nightly."""
-NEVER = 40 if NIGHTLY else 6
+NEVER = 40 if NIGHTLY else 4
 STEP_LIMIT = 200_000
 
 SCHEDULERS = [(asynchronous, in_flight) for asynchronous in (False, True) for in_flight in (0, 2, 4)]
@@ -83,7 +83,7 @@ def test_every_never_computed_page_is_found_under_priority(model: Path, *, async
         if len(engine.verdicts.never) >= NEVER and engine.preemptions >= PREEMPTIONS // 4:
             break
         engine.add_requests()
-        engine.step(lambda: engine.judge() if named else None)
+        engine.step(engine.judge if named else None)
         fresh = engine.feed.never_computed() - named
         named |= fresh
         if fresh:
@@ -119,7 +119,7 @@ def test_what_is_built_on_a_never_computed_page_is_named_tainted(model: Path) ->
         if engine.verdicts.tainted:
             break
         engine.add_requests()
-        engine.step(lambda: engine.judge() if named else None)
+        engine.step(engine.judge if named else None)
         fresh = engine.feed.never_computed() - named
         named |= fresh
         if fresh:

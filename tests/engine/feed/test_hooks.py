@@ -93,6 +93,35 @@ def test_a_foreign_wrapper_on_top_stays_and_ours_becomes_a_passage() -> None:
     assert calls
 
 
+def test_a_version_without_masks_is_followed_too() -> None:
+    """Where registration has no mask, every block of the slice but null ones gets the call's stamp."""
+    core = make_core("gemma3", 256)
+    original = core.pool.cache_full_blocks
+
+    def cache_full_blocks(
+        request: Any, blocks: Any, num_cached_blocks: int, num_full_blocks: int, block_size: int, kv_cache_group_id: int
+    ) -> None:
+        original(request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id)
+
+    core.pool.cache_full_blocks = cache_full_blocks
+    feed = Feed(VllmPool(core.pool, core.managers))
+    feed.install()
+    assert feed.reason is None
+    feed.before_schedule(3)
+    request = core.request("one", list(range(1, 65)))
+    blocks = [core.pool.null_block, *core.pool.get_new_blocks(3)]
+    core.pool.cache_full_blocks(
+        request=request,
+        blocks=blocks,
+        num_cached_blocks=0,
+        num_full_blocks=4,
+        block_size=16,
+        kv_cache_group_id=0,
+    )
+    feed.after_schedule(3, {"one"})
+    assert [feed.stamp_of(block.block_id) for block in blocks] == [0] + [(3 << 20) + 1] * 3
+
+
 def test_nobody_joined_means_no_ring_and_no_record() -> None:
     """Without readers there is no ring, cuts and decisions are no-ops, and stamps are kept all the same."""
     core = make_core("gemma3", 512)

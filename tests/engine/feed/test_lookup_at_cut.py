@@ -36,8 +36,7 @@ def test_no_lookup_differs_at_a_cut(kind: str, retention: int | None) -> None:
         reader.poll()
     geometry = geometry_of(core.manager)
     seen: list[tuple[bytes, int, int]] = []
-    answers: list[int] = []
-    differing: list[tuple[int, int]] = []
+    answers: list[int | None] = []
 
     def ours(body: bytes) -> None:
         request = waiting[int(body)]
@@ -57,7 +56,7 @@ def test_no_lookup_differs_at_a_cut(kind: str, retention: int | None) -> None:
         feed.put_decision(b"%d" % number)
         seen.append((b"", number, usable))
 
-    load = Workload(core, random.Random(7), before_lookup=look_up, prompt_tokens=1200)
+    load = Workload(core, random.Random(7), before_lookup=look_up, prompt_tokens=700)
     step = 0
     while len(seen) < LOOKUPS // 2:
         step += 1

@@ -42,7 +42,7 @@ def run(kind: str, seed: int = 1) -> Outcome:
     feed.install()
     assert feed.reason is None
     rng = random.Random(seed)
-    load = Workload(core, rng, before_lookup=lambda request: feed.cut() if rng.random() < 0.3 else 0)
+    load = Workload(core, rng, before_lookup=lambda _: feed.cut() if rng.random() < 0.3 else 0)
     host = FeedHost(feed)
     joins = sorted(rng.sample(range(1, 150), 3))
     plans = [(Level.CONTENT, 0), (Level.REFERENCES, 0), (Level.CONTENT, 60)]
@@ -116,6 +116,14 @@ def _follow(pages: int, ring: int, kind: str = "deepseek_v4") -> tuple[Any, Feed
     return core, feed, reader
 
 
+def _known(reader: RingReader) -> bool:
+    return reader.complete
+
+
+def _closed(reader: RingReader) -> bool:
+    return reader.closed
+
+
 def _catch_up(feed: Feed, reader: RingReader) -> None:
     while feed.idle():
         reader.poll()
@@ -126,18 +134,18 @@ def test_a_delta_that_the_ring_cannot_take_becomes_a_resync() -> None:
     """A 32k prompt registered densely in a small ring is one RESYNC; the reader is incomplete, then exact again."""
     core, feed, reader = _follow(30_000, 1 << 16)
     _catch_up(feed, reader)
-    assert reader.complete
+    assert _known(reader)
     request = core.request("long", [random.Random(1).randint(1, 900) for _ in range(8192)])
     blocks, hit, _ = core.manager.get_computed_blocks(request)
     core.manager.allocate_slots(request, 8192, hit, blocks)
     feed.cut()
     reader.poll()
     assert reader.resyncs == 1
-    assert not reader.complete
+    assert not _known(reader)
     _catch_up(feed, reader)
     feed.audit()
     reader.poll()
-    assert reader.complete
+    assert _known(reader)
     assert (reader.audits, reader.failed_audits) == (1, 0)
 
 
@@ -152,11 +160,11 @@ def test_an_overrun_is_noticed_and_repaired() -> None:
         feed.shadow()
     reader.poll()
     assert reader.overruns == 1
-    assert not reader.complete
+    assert not _known(reader)
     _catch_up(feed, reader)
     feed.audit()
     reader.poll()
-    assert reader.complete
+    assert _known(reader)
     assert reader.failed_audits == 0
     assert reader.table.mismatches == 0
 
@@ -165,9 +173,9 @@ def test_leaving_closes_the_ring_and_the_reader_sees_it() -> None:
     """When the last reader leaves or the feed is removed, a mapped ring says that it is closed; the table stays."""
     _, feed, reader = _follow(512, 1 << 16, "gemma3")
     _catch_up(feed, reader)
-    assert not reader.closed
+    assert not _closed(reader)
     feed.leave(Level.CONTENT)
-    assert reader.closed
+    assert _closed(reader)
     assert reader._header[HEADER_CLOSED] == 1
-    assert reader.complete
+    assert _known(reader)
     assert reader.poll() == 0

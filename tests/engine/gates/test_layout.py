@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -113,8 +114,10 @@ def test_two_layers_on_the_same_bytes_are_found(core: Any) -> None:
     assert "KV405" in found
 
 
-def test_a_worker_that_cannot_answer_says_why() -> None:
-    """A worker without a runner gives no rows and the reason, and no exception."""
-    answer = layout(object())
+@pytest.mark.parametrize(("device", "said"), [("cpu", "model_runner"), ("cuda", "never checked")])
+def test_a_worker_that_cannot_answer_says_why(device: str, said: str) -> None:
+    """Without a runner, or on a device where this was never seen to be right: no rows, the reason, no exception."""
+    answer = layout(SimpleNamespace(rank=0, device=SimpleNamespace(type=device)))
     assert answer["tensors"] == []
+    assert said in answer["error"]
     assert worker_tensors([answer]) == (None, f"a worker could not describe its tensors: {answer['error']}")

@@ -8,6 +8,7 @@ import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,11 @@ def readers(server: Server) -> int:
         return sum(session.call("capabilities")["feed"]["readers"].values())
 
 
+def joined_or_done(server: Server, process: subprocess.Popen[bytes]) -> bool:
+    """Tell whether a command follows the feed by now, or has already ended."""
+    return readers(server) > 0 or process.poll() is not None
+
+
 def test_commands_killed_in_the_middle(server: Server) -> None:
     """Commands killed -9 at any moment leave no reader behind, and the engine serves on."""
     environment = engine_env.clean_environment() | {"KVCTL_RUNTIME_DIR": str(server.runtime)}
@@ -57,7 +63,7 @@ def test_commands_killed_in_the_middle(server: Server) -> None:
         )
         assert process.stdout is not None
         if draw.random() < 0.5 or arguments[0] == "decisions":
-            wait_for(lambda: readers(server) > 0, "the command to join")
+            wait_for(partial(joined_or_done, server, process), "the command to join")
         else:
             process.stdout.read(1)
         process.kill()

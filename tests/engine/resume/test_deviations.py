@@ -64,6 +64,13 @@ def test_partial_tails_of_full_groups_depend_on_their_order() -> None:
     assert got == (0, 4, frozenset({Deviation.PARTIAL_TAIL_ORDER}))
 
 
+def test_a_whole_block_of_a_later_full_group() -> None:
+    """The later group holds its whole block, which ends beyond the earlier group's hit: the engine does not see it."""
+    groups = (full(2), full(8, heads=4), mamba(8))
+    got = ask(groups, 2, 13, {0: [2, 4], 1: [8], 2: [4]})
+    assert got == (0, 4, frozenset({Deviation.PARTIAL_TAIL_ORDER}))
+
+
 def test_partial_tails_the_other_way_round() -> None:
     """The control: with the longer key in the earlier group the engine finds the same 4 tokens."""
     groups = (full(8, heads=2), full(8, heads=4), mamba(8))

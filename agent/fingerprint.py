@@ -1,0 +1,190 @@
+"""Read the fingerprint of a live engine, keep it in a file, and find the one that was pinned.
+
+Invariant: what the engine or a worker could not say is in ``missing`` with its reason; a file is written whole or not
+at all. Called by ``kvctl fingerprint`` and, for the pinned contract, by :mod:`agent.collect`.
+"""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from .codec import from_plain, to_plain
+from .errors import FileError, KvctlError, ProtocolError, UsageError
+from .model.fingerprint import Fingerprint, Mode, Part
+
+if TYPE_CHECKING:
+    from .session import Session
+
+FILE_VERSION: Final = 1
+FULL_DEADLINE_S: Final = 600.0
+"""Reading every byte of the weights: about 1 GB/s on every worker."""
+NAMED: Final = 3
+"""Unreadable tensors that a reason names."""
+
+
+def read(session: "Session", *, mode: Mode = Mode.SAMPLE, deadline_s: float = 30.0) -> Fingerprint:
+    """Read contract and weights of an engine.
+
+    Args:
+        session: With the engine.
+        mode: How much of the weights to read.
+        deadline_s: For the contract, and for a sample of the weights.
+    """
+    plain = session.call("fingerprint", deadline_s=deadline_s)
+    contract, weights = _texts(plain.get("contract")), _texts(plain.get("weights"))
+    missing = _texts(plain.get("missing"))
+    lost: dict[str, str] = {}
+    _workers(plain.get("workers"), contract, weights, missing, lost)
+    geometry = session.geometry
+    contract |= {
+        "geometry.hash_unit": str(geometry.hash_unit),
+        "geometry.alignment": str(geometry.alignment),
+        "geometry.partial_hits": str(geometry.partial_hits).lower(),
+        "geometry.retention_interval": str(geometry.retention_interval),
+    }
+    contract |= {f"geometry.group.{group.id}": f"{group.state.value}, {group.kind.value}" for group in geometry.groups}
+    if mode is not Mode.NONE and "digest" not in weights:
+        lost |= _memory(session, mode, weights, deadline_s=deadline_s)
+    elif "digest" in weights:
+        mode = Mode.FULL  # an engine that digests its own weights reads all of them
+    else:
+        lost["memory"] = "nobody read the weights in memory"
+    return Fingerprint(
+        contract=Part(fields=contract, missing=missing),
+        weights=Part(fields=weights, missing=lost),
+        mode=mode,
+        taken_ns=time.time_ns(),
+        engine=f"{session.info.engine} {session.info.version}",
+        model=session.info.model,
+        name=session.info.name,
+    )
+
+
+def _texts(plain: Any) -> dict[str, str]:
+    return {str(name): str(value) for name, value in plain.items()} if isinstance(plain, Mapping) else {}
+
+
+def _workers(
+    answers: Any, contract: dict[str, str], weights: dict[str, str], missing: dict[str, str], lost: dict[str, str]
+) -> None:
+    """Add what the workers say; a field on which they agree is one field, else it is one for each rank."""
+    told: dict[str, dict[int, str]] = {}
+    loras: set[tuple[int, ...]] = set()
+    ranks = 0
+    for answer in answers or ():
+        error = answer.get("error") if isinstance(answer, Mapping) else "not an answer of kvctl"
+        if error:
+            missing["workers"] = f"a worker could not describe itself: {error}"
+            continue
+        ranks += 1
+        for name, value in _texts(answer.get("fields")).items():
+            told.setdefault(name, {})[int(answer["rank"])] = value
+        if answer.get("loras") is None:
+            lost["lora"] = "a worker does not tell which adapters it holds"
+        else:
+            loras.add(tuple(int(number) for number in answer["loras"]))
+    for name, values in told.items():
+        if len(set(values.values())) == 1 and len(values) == ranks:
+            contract[name] = next(iter(values.values()))
+        else:
+            contract |= {f"rank.{rank}.{name}": value for rank, value in values.items()}
+    if loras:
+        weights["lora"] = "; ".join(", ".join(map(str, held)) or "none" for held in sorted(loras))
+        if any(loras):
+            lost["lora bytes"] = "the bytes of LoRA adapters were not read"
+
+
+def _memory(session: "Session", mode: Mode, weights: dict[str, str], *, deadline_s: float) -> dict[str, str]:
+    """Add the digest of the weights in memory; return what is missing."""
+    full = mode is Mode.FULL
+    try:
+        plain = session.call(
+            "weights_digest", deadline_s=max(deadline_s, FULL_DEADLINE_S) if full else deadline_s, full=full
+        )
+    except KvctlError as error:
+        if isinstance(error, ProtocolError):
+            raise
+        return {"memory": f"{error.what}: {error.why}" if error.why else error.what}
+    lost: dict[str, str] = {}
+    for rank in plain.get("ranks") or ():
+        head = f"memory.rank{rank['rank']}"
+        weights[head] = str(rank["digest"])
+        weights |= {f"{head}.{name}": digest for name, digest in _texts(rank["parts"]).items()}
+        if count := int(rank["unreadable_count"]):
+            some = [f"{name} ({why})" for name, why in list(_texts(rank["unreadable"]).items())[:NAMED]]
+            lost[f"memory.rank{rank['rank']} unreadable"] = (
+                f"{count} of {rank['tensors']} tensors could not be read: "
+                + ", ".join(some)
+                + (", ..." if count > NAMED else "")
+            )
+    return lost
+
+
+# ------------------------------------------------------------------------ files
+
+
+def pins_folder() -> Path:
+    """Return where pinned fingerprints lie: beside the config file of the user."""
+    base = os.environ.get("XDG_CONFIG_HOME") or str(Path("~/.config").expanduser())
+    return Path(base) / "kvctl" / "pins"
+
+
+def pin_path(name: str) -> Path:
+    """Return the file of the pin for an engine's name; names are free text, file names are not."""
+    plain = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name).strip(".")
+    return pins_folder() / f"{plain[:100] or 'engine'}.json"
+
+
+def save(found: Fingerprint, path: Path) -> None:
+    """Write a fingerprint to a file, whole or not at all.
+
+    Raises:
+        UsageError: It cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    body = {"kvctl_fingerprint": FILE_VERSION, **to_plain(found)}
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(body, file, indent=1, sort_keys=True)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise UsageError(f"{path} cannot be written", why=error.strerror) from error
+
+
+def load(path: Path) -> Fingerprint:
+    """Read a fingerprint from a file.
+
+    Raises:
+        FileError: It is missing, or no fingerprint, or of a newer version.
+    """
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise FileError(f"{path} cannot be read", why=error.strerror) from error
+    except ValueError as error:
+        raise FileError(f"{path} is no fingerprint", why="it is not JSON, or cut short") from error
+    version = body.get("kvctl_fingerprint") if isinstance(body, dict) else None
+    if not isinstance(version, int):
+        raise FileError(f"{path} is no fingerprint", next_step="make one with kvctl fingerprint pin --file FILE")
+    if version > FILE_VERSION:
+        raise FileError(
+            f"{path} was written by a newer kvctl", why=f"fingerprint version {version}", next_step="upgrade kvctl"
+        )
+    try:
+        return from_plain(Fingerprint, {name: value for name, value in body.items() if name != "kvctl_fingerprint"})
+    except ProtocolError as error:
+        raise FileError(f"{path} is a damaged fingerprint", why=error.why) from error
+
+
+def pinned(name: str) -> Fingerprint | None:
+    """Return the fingerprint that was pinned for an engine of this name; None: none was."""
+    path = pin_path(name)
+    return load(path) if path.exists() else None

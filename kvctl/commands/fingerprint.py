@@ -1,0 +1,114 @@
+"""Show, pin and compare what the cached pages of an engine depend on: contract and weights."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from agent.errors import RefusedError
+from kvctl.diagnostics import ExitCode
+from kvctl.options import Options, Part, new_app, with_options
+from kvctl.targets import open_session
+
+if TYPE_CHECKING:
+    from agent.model.fingerprint import Fingerprint
+
+app = new_app()
+_FULL = typer.Option("--full", help="Read every byte of the weights, not a sample of every tensor.")
+_LIVE = (Part.TARGET, Part.OUTPUT, Part.TIMEOUT)
+
+
+@app.callback()
+def fingerprint() -> None:
+    """Show, pin and compare what the cached pages of an engine depend on: contract and weights.
+
+    The contract says how a page is laid out and how it is named: engine and version, backends, layouts, groups,
+    precision, hash, parallel geometry. The weights say what computed it: model, adapters, and a digest of the tensors
+    that really are in memory. Where a worker cannot read something the result is partial: it can fail, never pass.
+    """
+
+
+@app.command()
+@with_options(*_LIVE)
+def show(options: Options, full: Annotated[bool, _FULL] = False) -> None:
+    """Read contract and weights of a live engine, and say what could not be read."""
+    from inspector.views.fingerprint import fingerprint as view
+
+    options.output.show(view(_read(options, full=full)))
+
+
+@app.command()
+@with_options(*_LIVE)
+def check(
+    options: Options,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A pinned fingerprint.", show_default=False)],
+) -> None:
+    r"""Compare a live engine with a fingerprint in a file, field by field. The weights are read as they were then.
+
+    \b
+    Exit code 0: everything is equal
+              1: a field differs
+              6: no field differs, but something could not be compared
+    """
+    from agent.fingerprint import load
+    from agent.model.fingerprint import Mode
+
+    before = load(file)
+    _compare(options, before, _read(options, full=before.mode is Mode.FULL), (str(file), "the engine"))
+
+
+@app.command()
+@with_options(Part.OUTPUT)
+def diff(
+    options: Options,
+    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="The older file.", show_default=False)],
+    after: Annotated[Path, typer.Argument(metavar="AFTER", help="The newer file.", show_default=False)],
+) -> None:
+    """Compare two files, field by field; exit codes as of check."""
+    from agent.fingerprint import load
+
+    _compare(options, load(before), load(after), (str(before), str(after)))
+
+
+@app.command()
+@with_options(*_LIVE)
+def pin(
+    options: Options,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", metavar="FILE", help="Write here, not where validate looks for it."),
+    ] = None,
+    full: Annotated[bool, _FULL] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a pin that is there.")] = False,
+) -> None:
+    """Keep the fingerprint of a live engine; kvctl validate compares engines of this name with it from then on."""
+    from agent.fingerprint import pin_path, save
+    from inspector.views.fingerprint import fingerprint as view
+
+    found = _read(options, full=full)
+    path = file or pin_path(found.name)
+    if path.exists() and not force:
+        raise RefusedError(
+            f"{path} exists", why="a pin is what was agreed; it is not replaced in passing", next_step="add --force"
+        )
+    save(found, path)
+    options.output.show(view(found, file=str(path)))
+
+
+def _read(options: Options, *, full: bool) -> "Fingerprint":
+    from agent.fingerprint import read
+    from agent.model.fingerprint import Mode
+
+    with open_session(options.target, options.timeout_s) as session:
+        return read(session, mode=Mode.FULL if full else Mode.SAMPLE, deadline_s=options.timeout_s)
+
+
+def _compare(options: Options, before: "Fingerprint", after: "Fingerprint", names: tuple[str, str]) -> None:
+    from inspector.views.fingerprint import compared
+
+    report, different, unsure = compared(before, after, names=names)
+    options.output.show(report)
+    if different:
+        raise typer.Exit(ExitCode.VERDICT)
+    if unsure:
+        raise typer.Exit(ExitCode.INCONCLUSIVE)
