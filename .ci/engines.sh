@@ -1,8 +1,10 @@
 # Engine versions and how to install them. Sourced by engine.sh; needs ROOT, CI_OUT, PYTHON and ENGINE_VENV.
 
 ENGINE_MAIN=0.32.0
-# Oldest and newest that the adapter claims; the versions between them are the nightly's: KVCTL_CI_ENGINES="0.28.0 0.30.0 ...".
-read -r -a ENGINE_CONTRACT <<<"${KVCTL_CI_ENGINES:-0.28.0 0.33.0}"
+# The versions that the adapter claims: oldest and newest always, all of them with KVCTL_NIGHTLY=1, or those of
+# KVCTL_CI_ENGINES="0.28.0 0.30.0 ...".
+if [ "${KVCTL_NIGHTLY:-}" = 1 ]; then ENGINE_CLAIMED="0.28.0 0.30.0 0.31.0 0.32.0 0.33.0"; else ENGINE_CLAIMED="0.28.0 0.33.0"; fi
+read -r -a ENGINE_CONTRACT <<<"${KVCTL_CI_ENGINES:-$ENGINE_CLAIMED}"
 
 # 0.33.0 exists only as the GPU wheel: its cache core imports on CPU, no model runs.
 engine_package() {
@@ -12,7 +14,8 @@ engine_package() {
   esac
 }
 
-engine_target() { echo "$ROOT/.venv-engine/targets/$1"; }
+# KVCTL_ENGINE_VERSIONS_DIR: a folder that has them unpacked already, one folder a version; then nothing is downloaded.
+engine_target() { echo "${KVCTL_ENGINE_VERSIONS_DIR:-$ENGINE_VENV/targets}/$1"; }
 
 # engine_wheel VERSION: downloads the engine's wheel, prints its path.
 engine_wheel() {
@@ -51,7 +54,12 @@ install_engine() (
 install_target() (
   set -euo pipefail
   target=$(engine_target "$1")
+  if [ -n "${KVCTL_ENGINE_VERSIONS_DIR:-}" ]; then
+    [ -d "$target/vllm" ] || { echo "KVCTL_ENGINE_VERSIONS_DIR has no $1" >&2; exit 1; }
+    exit 0
+  fi
   rm -rf "$target"
-  "$ENGINE_VENV/bin/python" -m pip -qq install --no-deps --target "$target" "$(engine_wheel "$1")"
-  stand_in "$target" "$1"
+  wheel=$(engine_wheel "$1")
+  if [ "$(engine_package "$1")" = vllm ]; then kernels=--without-kernels; else kernels=; fi
+  "$PYTHON" .ci/engines/unpack.py $kernels "$wheel" "$target"
 )

@@ -1,8 +1,9 @@
 """Explain one decision: what was there, what could be used, what was lost and why.
 
 Invariant: the tokens of all losses add up to what was looked up minus what was reused (our ``usable``, or the engine's
-figure where that is less), and a reason that the evidence does not prove is ``unknown``. Pure; the table has to be the one at that look-up (a feed's ring order proves
-it). Called outside the engine: by the session for every decision, and by commands on a snapshot.
+figure where that is less), and a reason that the evidence does not prove is ``unknown``. Pure; the table has to be the
+one at that look-up (a feed's ring order proves it). Called outside the engine: by the session for every decision, and
+by commands on a snapshot.
 """
 
 from dataclasses import replace

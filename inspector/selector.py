@@ -76,8 +76,13 @@ def parse(text: str) -> Selector:
     return Selector(kind, value)
 
 
-def find(prefixes: Prefixes, selector: Selector) -> Mapping[Tokens, int]:
+def find(prefixes: Prefixes, selector: Selector, *, keys: tuple[bytes, ...] | None = None) -> Mapping[Tokens, int]:
     """Return the chain (node by token position) of the one prefix that a selector names.
+
+    Args:
+        prefixes: The tree.
+        selector: Which prefix.
+        keys: For ``tokens:``: the keys of these tokens at each hash unit.
 
     Raises:
         UsageError: It names none, or several.
@@ -89,10 +94,24 @@ def find(prefixes: Prefixes, selector: Selector) -> Mapping[Tokens, int]:
             return prefixes.nodes.ancestors(_by_page(prefixes, selector.pages[0]))
         case SelectorKind.REQUEST:
             return _by_request(prefixes, selector.value)
+        case SelectorKind.TOKENS if keys is not None:
+            return _by_keys(prefixes, keys)
         case _:
             raise UsageError(
                 f"{selector} does not name a single prefix", next_step="use hash:HEX, request:ID or page:ID"
             )
+
+
+def _by_keys(prefixes: Prefixes, keys: tuple[bytes, ...]) -> Mapping[Tokens, int]:
+    nodes = prefixes.nodes
+    found = {int(nodes.tokens[node]): node for key in keys if (node := nodes.find(key)) is not None}
+    if not found:
+        raise UsageError(
+            "nothing of these tokens is cached",
+            why="nobody sent them, they were evicted, or they were sent with another salt or adapter",
+            next_step="kvctl inspect prefixes lists what is cached now",
+        )
+    return found
 
 
 def _by_hash(prefixes: Prefixes, selector: Selector) -> int:

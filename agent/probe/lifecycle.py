@@ -28,7 +28,8 @@ from .operations import Operations
 from .options import Options
 from .safepoint import SafePoint
 from .server import Server
-from .standing import Standing
+from .standing import WHAT_WORKS, Standing
+from .weightwalk import read_soon
 
 if TYPE_CHECKING:
     from ..engines.base import Adapter
@@ -122,6 +123,8 @@ class Probe:
         adapter.install(self)
         self._listen(ticks)
         forks.watch(self)
+        if self.standing.has("weights_digest"):
+            read_soon(self.safe_point, adapter)
 
     def _start_feed(self) -> None:
         if not self.standing.has("feed"):
@@ -319,7 +322,8 @@ class Probe:
         try:
             self.feed.join(level)
         except FeedOffError as error:
-            raise UnsupportedError("`feed` does not work on this engine", why=str(error)) from error
+            what = "`feed` does not work on this engine"
+            raise UnsupportedError(what, why=str(error), next_step=WHAT_WORKS) from error
         if explain:
             self.recorder.explaining += 1
         return {"descriptor": self.feed.ring_fd, "pages": self.pages, "epoch": self.cut(), "ring": self.feed_status()}

@@ -7,6 +7,9 @@ from ..errors import RefusedError, TargetError, UnsupportedError
 from ..model.snapshot import Capability
 from .guard import Guard
 
+WHAT_WORKS = "kvctl inspect and kvctl doctor say what works here; everything else goes on"
+"""What an operator can do about a capability that is off."""
+
 
 class Standing:
     """Capabilities of one probe.
@@ -62,7 +65,7 @@ class Standing:
         found = next((found for found in self.list() if found.name == name), None)
         if found is None or not found.on:
             why = "this adapter does not offer it" if found is None else found.reason
-            raise UnsupportedError(f"`{name}` does not work on this engine", why=why)
+            raise UnsupportedError(f"`{name}` does not work on this engine", why=why, next_step=WHAT_WORKS)
 
     def require_changes(self, operation: str) -> None:
         """Refuse to change anything unless the engine was started so.

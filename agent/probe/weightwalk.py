@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..codec import to_plain
 from ..errors import InconclusiveError
+from .safepoint import AGAIN, SafePoint
 
 if TYPE_CHECKING:
     from ..engines.base import WeightsAdapter
 
 DIGEST_BYTES: Final = 16
+FIRST_DEADLINE_S: Final = 600.0
+"""For the reading at the start; an engine that passes no safe point for so long has other worries."""
 UNREADABLE_NAMED: Final = 200
 """Unreadable tensors of one worker that are named; all are counted."""
 
@@ -95,6 +98,17 @@ class WeightsWalk:
             "unreadable": dict(sorted(lost.items())[:UNREADABLE_NAMED]),
             "unreadable_count": len(lost),
         }
+
+
+def read_soon(safe_point: SafePoint, adapter: Any) -> None:
+    """Have a sample read at the first safe points of an engine: what later readings are compared with."""
+    walk = WeightsWalk(adapter, full=False)
+    safe_point.submit(
+        lambda: walk.result() if walk.advance() else AGAIN,
+        label="first weights",
+        deadline_s=FIRST_DEADLINE_S,
+        done=lambda _job: None,
+    )
 
 
 def part_of(name: str) -> str:

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def _drop(engine: "Engine", name: GroupName) -> None:
-    """Evict the pages that one group has of the deepest cached prefixes, as a pool that is too small would."""
+    """Evict the pages that one group has of the deepest cached prefixes, as a pool that is too small does."""
     group = engine.pools.by_name[name].id
     with engine.pages.lock:
         idle = [page for pool in engine.pages.evictable.values() for page in pool if engine.pages.group[page] == group]
-        for page in sorted(idle, key=engine.pages.tokens.__getitem__)[-16:]:
+        for page in sorted(idle, key=engine.pages.tokens.__getitem__)[-48:]:
             key = engine.pages.key[page]
             engine.pages.evict(page)
             if key is not None:

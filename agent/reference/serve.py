@@ -24,6 +24,9 @@ from .injection import inject
 from .workload import Arrival, Workload
 
 IDLE_S = 0.05
+QUIET_S = 6.0
+"""Nobody arrives for so long after a double free: it is gone as soon as the page is handed out."""
+
 QUEUE_LIMIT = 24
 """Waiting requests beyond which no more arrive: the demo shows a cache, not a queue."""
 
@@ -81,7 +84,10 @@ class Loop:
             command = self.commands.get()
             if command is None:
                 return False
-            inject(self.engine, Fault(command))
+            fault = Fault(command)
+            inject(self.engine, fault)
+            if fault is Fault.DOUBLE_FREE:
+                self._due = time.monotonic() + QUIET_S
         return True
 
     def _arrive(self) -> None:

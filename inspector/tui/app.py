@@ -101,7 +101,6 @@ class Dashboard(Frame):
     def _judged(self, message: Judged) -> None:
         self.busy = None
         self.main(Findings).judged(message.report)
-        self.say("the gates have spoken")
         self.action_open(Pane.FINDINGS.value)
 
     @on(Planned)
@@ -135,6 +134,7 @@ class Dashboard(Frame):
 
     def action_open(self, name: str) -> None:
         """Open a screen."""
+        self.complain(None)
         self.panes.current = name
         self._feed.want(Pane(name))
         self.view.focus_first()
@@ -152,7 +152,7 @@ class Dashboard(Frame):
         if not self.view.filters:
             self.say("nothing to filter here: screens 3 and 5 have lists")
             return
-        self.ask("filter: ", self.view.filter_text, self._filtered)
+        self.ask("filter:  ", self.view.filter_text, self._filtered)
 
     def action_pause(self) -> None:
         """Hold the screen still, or let it go on."""
@@ -190,7 +190,7 @@ class Dashboard(Frame):
             return
         stamp = when(time.time_ns())[:19].replace(":", "")
         name = f"kvctl-{self.picture.snapshot.engine.pid}-{stamp}.kvsnap"
-        self.ask("save to: ", name, self._save)
+        self.ask("save to:  ", name, self._save)
 
     def action_json(self) -> None:
         """Show the screen as JSON."""
@@ -214,7 +214,7 @@ class Dashboard(Frame):
     @on(Input.Submitted)
     def _submitted(self, message: Input.Submitted) -> None:
         prompted = self.close_prompt()
-        self.say("")
+        self.complain(None)
         if prompted is None:
             return
         try:

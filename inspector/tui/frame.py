@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from textual import events
 from textual.app import App
+from textual.containers import Horizontal
 from textual.widget import Widget
-from textual.widgets import ContentSwitcher, Input
+from textual.widgets import ContentSwitcher, Input, Label
 
 from agent.errors import KvctlError
 
@@ -67,6 +68,8 @@ class Frame(App[None]):
         self.paused = False
         self.busy: str | None = None
         """What job runs, in a few words."""
+        self._behind = False
+        """Whether the open screen waits for a dialog to go before it is drawn."""
         self._remark = ""
         self._error: KvctlError | None = None
         self._prompted: Callable[[str], None] | None = None
@@ -79,15 +82,16 @@ class Frame(App[None]):
             for view in PANES.values():
                 yield view()
         yield Banner()
-        yield Input(id="prompt", compact=True)
+        with Horizontal(id="prompt"):
+            yield Label(id="question", markup=False)
+            yield Input(id="answer", compact=True)
         yield Keys(id="keys")
 
     def begin(self) -> None:
         """Show the bars and let them age."""
-        self.main(Input).display = False
-        self.view.focus_first()
+        self.close_prompt()
         self.bars()
-        self.set_interval(1.0, self.bars)
+        self.set_interval(1.0, self._beat)
 
     def on_resize(self, event: events.Resize) -> None:
         """Choose the layout, and lay the picture out anew."""
@@ -115,10 +119,19 @@ class Frame(App[None]):
         return self.panes.get_child_by_id(str(self.panes.current), PaneView)
 
     def draw(self) -> None:
-        """Show the latest picture where it was read for the open screen."""
-        if self.ready and self.picture is not None and self.picture.pane is self.view.pane:
+        """Show the latest picture where it was read for the open screen; under a dialog, once that is gone."""
+        self._behind = len(self.screen_stack) > 1
+        if self._behind or not self.ready:
+            return
+        if self.picture is not None and self.picture.pane is self.view.pane:
             self.view.draw(self.picture)
         self.bars()
+
+    def _beat(self) -> None:
+        if self._behind:
+            self.draw()
+        else:
+            self.bars()
 
     def say(self, text: str) -> None:
         """Say one sentence until something else is said."""
@@ -133,21 +146,22 @@ class Frame(App[None]):
     def ask(self, question: str, text: str, answered: Callable[[str], None]) -> None:
         """Ask for a line of text; enter answers, esc does not."""
         prompt = self.main(Input)
-        prompt.value, self._prompted, prompt.display = text, answered, True
+        prompt.value, self._prompted = text, answered
         prompt.cursor_position = len(text)
+        self.main(Label).update(question)
+        self.screen.query_one("#prompt").display = True
         prompt.focus()
-        self.say(question)
 
     def close_prompt(self) -> Callable[[str], None] | None:
         """Take the prompt away and return who wanted its answer."""
         prompted, self._prompted = self._prompted, None
-        self.main(Input).display = False
+        self.screen_stack[0].query_one("#prompt").display = False
         self.view.focus_first()
         return prompted
 
     def bars(self) -> None:
         """Bring the bars up to date."""
-        if not self.ready:
+        if not self.ready or len(self.screen_stack) > 1:
             return
         picture = self.picture
         whose = "no engine yet" if picture is None else engine_line(picture.snapshot)
@@ -159,7 +173,7 @@ class Frame(App[None]):
         if self._error is not None:
             banner.say(self._error, "esc takes this away")
         elif self.lost is not None:
-            banner.say(self.lost.error, self._hope())
+            banner.say(self.lost.error, self._hope(), self._remark)
         else:
             banner.remark(self._remark)
 

@@ -12,6 +12,8 @@ from ..format import clean, plural, when
 from ..report import Cell, Column, Facts, Json, Report, Table, Tone
 from .common import short
 
+_Facts = list[tuple[str, Sequence[str | Cell]]]
+
 _MODES = {
     Mode.SAMPLE: "a sample of every tensor in the workers' memory",
     Mode.FULL: "every byte in the workers' memory",
@@ -34,7 +36,7 @@ def fingerprint(found: Fingerprint, *, file: str | None = None) -> Report:
         file: Where it was written or comes from.
     """
     parts: list[tuple[str, Part]] = [("contract", found.contract), ("weights", found.weights)]
-    facts: list[tuple[str, Sequence[str | Cell]]] = [
+    facts: _Facts = [
         ("ENGINE", [_who(found)]),
         ("READ", [when(found.taken_ns)]),
         *((name.upper(), _state(part)) for name, part in parts),
@@ -70,7 +72,7 @@ def compared(before: Fingerprint, after: Fingerprint, *, names: tuple[str, str])
         verdict = Cell("no difference found, but not everything could be compared", Tone.WARN)
     else:
         verdict = Cell("equal", Tone.GOOD)
-    facts: list[tuple[str, Sequence[str | Cell]]] = [
+    facts: _Facts = [
         ("BEFORE", [f"{names[0]}, {_who(before)}, {when(before.taken_ns)}"]),
         ("AFTER", [f"{names[1]}, {_who(after)}, {when(after.taken_ns)}"]),
         ("RESULT", [verdict]),

@@ -32,8 +32,16 @@ _COLUMNS = (
 )
 
 
-def prefix(snapshot: Snapshot, selector: str, *, reveal: bool = False) -> Report:
+def prefix(
+    snapshot: Snapshot, selector: str, *, chain: tuple[bytes, ...] | None = None, reveal: bool = False
+) -> Report:
     """Return everything about the one prefix that ``selector`` names.
+
+    Args:
+        snapshot: With a page table.
+        selector: Which prefix.
+        chain: For ``tokens:``: the keys of these tokens at each hash unit, as the engine hashes them.
+        reveal: Show whole keys.
 
     Raises:
         UsageError: It names none, or several.
@@ -47,10 +55,10 @@ def prefix(snapshot: Snapshot, selector: str, *, reveal: bool = False) -> Report
             notes=[*notes(snapshot), f"note: {NO_TABLE}"],
         )
     prefixes = Prefixes(snapshot)
-    chain = find(prefixes, wanted)
-    row = prefixes.row(chain)
-    hit = _hit(prefixes, chain)
-    details = [_detail(prefixes, group, chain, row) for group in snapshot.geometry.groups]
+    nodes = find(prefixes, wanted, keys=chain)
+    row = prefixes.row(nodes)
+    hit = _hit(prefixes, nodes)
+    details = [_detail(prefixes, group, nodes, row) for group in snapshot.geometry.groups]
     waterfall = [
         {
             "group": group_name(snapshot.geometry, step.group),

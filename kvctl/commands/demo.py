@@ -37,8 +37,9 @@ FAULTS: dict[str, tuple[str, ...]] = {
 _POLL_S = 0.05
 _LOOK_S = 0.1
 """Pause between two runs of the gates while a fault is looked for: some heal as pages are used again."""
-_FIND_S = 12.0
-"""How long a fault is looked for after the run."""
+_FIND_S = 30.0
+"""How long a fault is looked for."""
+_FILL_S = 10.0
 
 
 @app.command()
@@ -129,7 +130,7 @@ class _Run:
 
     def _follow(self, until_s: float | None) -> None:
         if until_s is None and self._fault is not None and self._injection is None:
-            until_s = _FIND_S  # let the cache fill before something is broken
+            until_s = _FILL_S  # let the cache fill before something is broken
         while until_s is None or time.monotonic() - self._began < until_s:
             self._decisions += self._session.poll()
             time.sleep(_POLL_S)

@@ -53,6 +53,7 @@ def inspect(
         str | None, typer.Argument(help="For prefix: which one.", metavar="SELECTOR", show_default=False)
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Rows of pages and prefixes.")] = 20,
+    salt: Annotated[str | None, typer.Option("--salt", help="For tokens: the cache salt of the request.")] = None,
 ) -> None:
     r"""Look at one engine, live or from a saved snapshot.
 
@@ -72,6 +73,7 @@ def inspect(
       hash:HEX            a prefix by its key, as the tables show it
       request:ID          what a request has in the cache
       page:ID             the prefix that ends with a page
+      tokens:FILE         what is cached of these token ids (a JSON list, - for stdin); live engines only
     """
     if view is View.PREFIX and selector is None:
         raise UsageError(
@@ -82,10 +84,30 @@ def inspect(
         raise UsageError(
             f"inspect {view} takes no SELECTOR", next_step=f"kvctl inspect prefix {selector}, or leave {selector!r} out"
         )
-    show(options, _NEEDS[view], _function(view, selector, limit, reveal=options.reveal))
+    chain = None if selector is None else _chain(options, selector, salt)
+    show(options, _NEEDS[view], _function(view, selector, limit, chain, reveal=options.reveal))
 
 
-def _function(view: View, selector: str | None, limit: int, *, reveal: bool) -> "Callable[[Snapshot], Report]":
+def _chain(options: Options, selector: str, salt: str | None) -> tuple[bytes, ...] | None:
+    """Have the engine hash the tokens of ``tokens:FILE``; None for another kind of selector."""
+    from inspector.selector import parse
+    from kvctl.targets import open_session
+    from kvctl.tokens import chain_of, tokens_of
+
+    tokens = tokens_of(parse(selector))
+    if tokens is None:
+        return None
+    if options.target.snapshot is not None:
+        raise UsageError(
+            "tokens: needs a live engine", why="only the engine can hash them", next_step="leave out --snapshot"
+        )
+    with open_session(options.target, options.timeout_s) as session:
+        return chain_of(session, tokens, salt=salt)
+
+
+def _function(
+    view: View, selector: str | None, limit: int, chain: tuple[bytes, ...] | None, *, reveal: bool
+) -> "Callable[[Snapshot], Report]":
     """Import only the view that was chosen."""
     match view:
         case View.OVERVIEW:
@@ -111,7 +133,7 @@ def _function(view: View, selector: str | None, limit: int, *, reveal: bool) -> 
         case View.PREFIX:
             from inspector.views.prefix import prefix
 
-            return lambda snapshot: prefix(snapshot, selector or "", reveal=reveal)
+            return lambda snapshot: prefix(snapshot, selector or "", chain=chain, reveal=reveal)
         case View.REQUESTS:
             from inspector.views.requests import requests
 

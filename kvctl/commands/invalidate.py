@@ -1,18 +1,20 @@
 """Take a prefix out of the cache, exactly as planned or not at all; a dry run unless --yes."""
 
-import json
-import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agent.errors import RefusedError, UnsupportedError, UsageError
+from agent.errors import RefusedError, UsageError
 from kvctl.options import Options, Part, new_app, with_options
 from kvctl.reading import read
 from kvctl.targets import LiveSource, Need, open_session
+from kvctl.tokens import chain_of, tokens_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from agent.session import Session
     from inspector.invalidation import Plan
     from inspector.selector import Selector
@@ -33,6 +35,10 @@ def invalidate(
     ] = None,
     plan: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Take a saved plan.")] = None,
     salt: Annotated[str | None, typer.Option("--salt", help="For tokens: the cache salt of the request.")] = None,
+    lora: Annotated[
+        str | None,
+        typer.Option("--lora", metavar="NAME[=PATH]", help="For tokens: the LoRA adapter of the request."),
+    ] = None,
     quarantine: Annotated[
         bool,
         typer.Option(
@@ -66,21 +72,21 @@ def invalidate(
     if plan is not None and save_plan is not None:
         raise UsageError("--plan and --save-plan exclude each other")
     wanted = None if selector is None else parse(selector)
-    tokens = None if wanted is None else _tokens(wanted)
+    tokens = None if wanted is None else tokens_of(wanted)
     with open_session(options.target, options.timeout_s) as session:
-        _run(options, session, wanted, tokens, plan=plan, yes=yes, save=save_plan, salt=salt, quarantine=quarantine)
+        hashed = None if tokens is None else partial(chain_of, session, tokens, salt=salt, lora=lora)
+        _run(options, session, wanted, hashed, plan=plan, yes=yes, save=save_plan, quarantine=quarantine)
 
 
 def _run(
     options: Options,
     session: "Session",
     wanted: "Selector | None",
-    tokens: list[int] | None,
+    hashed: "Callable[[], tuple[bytes, ...]] | None",
     *,
     plan: Path | None,
     yes: bool,
     save: Path | None,
-    salt: str | None,
     quarantine: bool,
 ) -> None:
     from inspector.invalidation import apply_plan, holders_of, load_plan, make_plan
@@ -101,7 +107,7 @@ def _run(
     snapshot = read(source, need, options)
     if loaded is None:
         assert wanted is not None  # noqa: S101 - one of the two was given
-        chain = None if tokens is None else _chain(session, tokens, salt)
+        chain = None if hashed is None else hashed()
         loaded = make_plan(session, snapshot, select(snapshot, wanted, chain=chain), deadline_s=options.timeout_s)
     if save is not None:
         write(loaded, save)
@@ -122,30 +128,3 @@ def _mine(plan: "Plan", session: "Session") -> "Plan":
             next_step="make a new plan",
         )
     return plan
-
-
-def _tokens(selector: "Selector") -> list[int] | None:
-    from inspector.selector import SelectorKind
-
-    if selector.kind is not SelectorKind.TOKENS:
-        return None
-    try:
-        text = sys.stdin.read() if selector.value == "-" else Path(selector.value).read_text(encoding="utf-8")
-        found = json.loads(text)
-    except OSError as error:
-        raise UsageError(f"{selector.value} cannot be read", why=error.strerror) from error
-    except ValueError as error:
-        raise UsageError("the tokens are not JSON", next_step="write a list of token ids: [1, 2, 3]") from error
-    if not isinstance(found, list) or not found or not all(type(token) is int and token >= 0 for token in found):
-        raise UsageError("the tokens are no list of token ids", next_step="write a list of token ids: [1, 2, 3]")
-    return found
-
-
-def _chain(session: "Session", tokens: list[int], salt: str | None) -> tuple[bytes, ...]:
-    try:
-        joined = bytes.fromhex(session.call("hash_tokens", tokens=tokens, salt=salt)["keys"])
-    except UnsupportedError as error:
-        raise UnsupportedError(
-            "this engine does not hash token ids for kvctl", why=error.why, next_step="use hash:, request: or page:"
-        ) from error
-    return tuple(joined[start : start + 16] for start in range(0, len(joined), 16))

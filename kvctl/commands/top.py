@@ -33,10 +33,10 @@ def top(
     ? shows all keys. It changes nothing: x shows a plan and asks, and needs an engine that allows changes.
     Decisions are explained from the moment it has joined; the page table is read only for screens that show it.
     """
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
         raise UsageError(
             "the dashboard needs a terminal",
-            why="standard input or output is not one",
+            why="standard input, output or error is not one",
             next_step="use kvctl inspect --watch or kvctl decisions -f",
         )
     from inspector.tui.app import Dashboard

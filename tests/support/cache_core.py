@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.support.engine_specs import make_config, make_spec
+from tests.support.engine_specs import make_manager, make_spec
 
 KINDS = ("gemma3", "deepseek_v4", "mamba_partial")
 
@@ -97,16 +97,15 @@ _GROUPS: dict[str, Callable[[], tuple[list[Any], int, int]]] = {
 def make_core(kind: str, pages: int, *, retention: int | None = 0, max_tokens: int = 65536) -> Core:
     """Make the real manager for the groups of ``kind`` over a pool of ``pages``."""
     from vllm.utils.hashing import sha256
-    from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
     from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 
     init_none_hash(sha256)
     specs, scheduler_block, hash_unit = _GROUPS[kind]()
-    manager = KVCacheManager(
-        make_config(
-            [KVCacheGroupSpec([f"layer{i}"], spec) for i, spec in enumerate(specs)], pages=pages, retention=retention
-        ),
+    manager = make_manager(
+        [KVCacheGroupSpec([f"layer{i}"], spec) for i, spec in enumerate(specs)],
+        pages=pages,
+        retention=retention,
         max_model_len=max_tokens,
         scheduler_block_size=scheduler_block,
         hash_block_size=hash_unit,

@@ -34,31 +34,30 @@ def has_field(name: str, field: str) -> bool:
 def make_spec(name: str, **values: Any) -> Any:
     """Make a spec."""
     return spec_class(name)(
-        **{
-            field if has_field(name, field) else RENAMED.get(field, field): value
-            for field, value in values.items()
-        }
+        **{field if has_field(name, field) else RENAMED.get(field, field): value for field, value in values.items()}
     )
 
 
-def make_config(groups: Sequence[Any], *, pages: int, retention: int | None) -> Any:
-    """Make the configuration of a cache manager over ``groups``, to be used at once.
+def make_manager(groups: Sequence[Any], *, pages: int, retention: int | None, **options: Any) -> Any:
+    """Make a cache manager over ``groups``.
 
     Args:
         groups: ``KVCacheGroupSpec`` of each group.
         pages: Pages of the pool.
         retention: Tokens between kept windows and recurrent states. A version that reads it from the environment finds
-            it there when the manager is made, and refuses it where no group is sparse.
+            it there while the manager is made, and refuses it where no group is sparse.
+        options: Further arguments of ``KVCacheManager``.
     """
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
     from vllm.v1.kv_cache_interface import KVCacheConfig, MambaSpec, SlidingWindowSpec
 
     values: dict[str, Any] = {"num_blocks": pages, "kv_cache_tensors": [], "kv_cache_groups": list(groups)}
+    sparse = any(isinstance(group.kv_cache_spec, SlidingWindowSpec | MambaSpec) for group in groups)
     if has_field("KVCacheConfig", RETENTION):
         values[RETENTION] = retention
-    elif retention is None or not any(
-        isinstance(group.kv_cache_spec, SlidingWindowSpec | MambaSpec) for group in groups
-    ):
-        os.environ.pop(RETENTION_VARIABLE, None)
-    else:
+    elif retention is not None and sparse:
         os.environ[RETENTION_VARIABLE] = str(retention)
-    return KVCacheConfig(**values)
+    try:
+        return KVCacheManager(KVCacheConfig(**values), **options)
+    finally:
+        os.environ.pop(RETENTION_VARIABLE, None)

@@ -68,7 +68,7 @@ class Verdicts:
 def make_scheduler(model: Path, setting: Setting) -> Any:
     """Make the scheduler of ``setting`` over one full-attention group."""
     import torch
-    from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+    from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import init_none_hash
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -79,6 +79,7 @@ def make_scheduler(model: Path, setting: Setting) -> Any:
     init_none_hash(sha256)
     cache = CacheConfig(block_size=BLOCK, gpu_memory_utilization=0.9, cache_dtype="auto", enable_prefix_caching=True)
     config = VllmConfig(
+        device_config=DeviceConfig(device="cpu"),  # a GPU build would look for a GPU
         scheduler_config=SchedulerConfig(
             max_num_seqs=24,
             max_num_batched_tokens=512,

@@ -25,14 +25,14 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 
-from tests.support.engine_specs import Absent, has_field, make_config, make_spec, spec_class
+from tests.support.engine_specs import Absent, has_field, make_manager, make_spec, spec_class
 
 init_none_hash(sha256)
 
 CircularBufferSpec: Any = spec_class("CircularBufferSpec")
 HAS_RING = CircularBufferSpec is not Absent
 HAS_BOUNDED_REPLAY = has_field("SlidingWindowMLASpec", "bounded_replay")
-"""What older versions of vLLM lack."""
+"""What older versions of vLLM lack. Those without rings refuse several groups of one and the same spec, too."""
 
 _BF16 = torch.bfloat16
 _HEADS: dict[str, Any] = {"num_kv_heads": 2, "head_size": 32, "dtype": _BF16}
@@ -123,8 +123,10 @@ class Setup:
             KVCacheGroupSpec(list(names), spec, is_eagle_group=i in self.drafts)
             for i, (names, spec) in enumerate(zip(layers, self.groups, strict=True))
         ]
-        return KVCacheManager(
-            make_config(specs, pages=self.pages, retention=self.retention),
+        return make_manager(
+            specs,
+            pages=self.pages,
+            retention=self.retention,
             max_model_len=1 << 20,
             scheduler_block_size=self.alignment,
             hash_block_size=self.unit,
@@ -191,7 +193,11 @@ def mamba_hybrid(retention: int | None = 0, unit: int | None = None, **more: Any
 def random_setup(random: Random) -> Setup:
     """Make up a configuration that vLLM accepts."""
     makers = (_random_single, _random_equal_blocks, _random_blocks, _random_blocks, _random_partial, _random_partial)
-    return random.choice(makers)(random)
+    while True:
+        setup = random.choice(makers)(random)
+        first, *others = setup.groups
+        if HAS_RING or not others or any(other != first for other in others):
+            return setup
 
 
 def _random_width(random: Random, block: int) -> int:

@@ -134,7 +134,11 @@ def _plant_chain(world: World, chain: Sequence[bytes]) -> None:
         if spoilt in {None, group}:
             held = _pattern(world, group, spec, tokens, boundaries)
         else:
-            held = set(range(spec.block_size, tokens + 1, spec.block_size)) if getattr(spec, "prefix_cacheable", True) else set()
+            held = (
+                set(range(spec.block_size, tokens + 1, spec.block_size))
+                if getattr(spec, "prefix_cacheable", True)
+                else set()
+            )
         if random.random() < 0.35 and held and spoilt in {None, group}:
             held.discard(random.choice(sorted(held)[-6:]))
         plant_keys(world.manager, group, [(end, chain[end // setup.unit - 1]) for end in sorted(held)])

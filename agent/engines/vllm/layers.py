@@ -109,7 +109,7 @@ def page_bytes(spec: Any) -> int | None:
 
 
 def spec_ratio(spec: Any) -> Any:
-    """Tokens behind one stored entry as the spec has it, 1 where it says nothing; older vLLM has another name for it."""
+    """Tokens behind one stored entry as the spec says, else 1; older vLLM has another name for it."""
     return getattr(spec, "tokens_per_state", None) or getattr(spec, "compress_ratio", 1)
 
 

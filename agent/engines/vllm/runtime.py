@@ -15,6 +15,7 @@ ENVIRONMENT: Final = ("VLLM_KV_CACHE_LAYOUT", "VLLM_SSM_CONV_STATE_LAYOUT")
 SPEC_FIELDS: Final = (
     ("block_size", "block_size"),
     ("tokens_per_state", "tokens_per_entry"),
+    ("compress_ratio", "tokens_per_entry"),
     ("sliding_window", "window"),
     ("attention_chunk_size", "chunk"),
     ("num_kv_heads", "kv_heads"),

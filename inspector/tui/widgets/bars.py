@@ -58,8 +58,9 @@ class Keys(Line):
 
     def show(self, hints: Sequence[str]) -> None:
         """Show the hints, the most useful ones first."""
-        self._hints = hints
-        self.refresh()
+        if hints != self._hints:
+            self._hints = hints
+            self.refresh()
 
     _hints: Sequence[str] = ()
 
@@ -78,20 +79,21 @@ class Banner(Static):
         """Say nothing."""
         super().__init__("", id="banner", markup=False)
         self.display = False
+        self._text = ""
 
-    def say(self, error: KvctlError | None, then: str = "") -> None:
-        """Show an error and what happens next; None takes the banner away."""
-        self.display = error is not None
-        if error is None:
-            return
+    def say(self, error: KvctlError, *then: str) -> None:
+        """Show an error and what happens next, a line each."""
         lines = [f"! {error.what}" + (f": {error.why}" if error.why else "")]
-        if error.next_step:
-            lines.append(f"  next: {error.next_step}")
-        if then:
-            lines.append(f"  {then}")
-        self.update(Text("\n".join(clean(line) for line in lines)))
+        lines += [f"  next: {error.next_step}"] if error.next_step else []
+        lines += [f"  {line}" for line in then if line]
+        self._show("\n".join(clean(line) for line in lines))
 
     def remark(self, text: str) -> None:
         """Show one sentence; an empty one takes the banner away."""
-        self.display = bool(text)
-        self.update(Text(clean(text)))
+        self._show(clean(text))
+
+    def _show(self, text: str) -> None:
+        if text != self._text:
+            self._text = text
+            self.display = bool(text)
+            self.update(Text(text))

@@ -1,0 +1,85 @@
+"""Token ids that the operator hands in, and their keys as the engine hashes them.
+
+Invariant: token ids go to the engine and nowhere else; they are never printed. Called by the commands that take
+``tokens:FILE``.
+"""
+
+import base64
+import json
+import sys
+from array import array
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent.errors import UnsupportedError, UsageError
+
+if TYPE_CHECKING:
+    from agent.session import Session
+    from inspector.selector import Selector
+
+KEY_BYTES = 16
+MAX_TOKEN = (1 << 32) - 1
+
+
+def tokens_of(selector: "Selector") -> list[int] | None:
+    """Read the token ids that ``tokens:FILE`` names; None for another kind of selector.
+
+    Raises:
+        UsageError: The file cannot be read, or holds something else.
+    """
+    from inspector.selector import SelectorKind  # noqa: PLC0415 - a command pays only for what it uses
+
+    if selector.kind is not SelectorKind.TOKENS:
+        return None
+    try:
+        text = sys.stdin.read() if selector.value == "-" else Path(selector.value).read_text(encoding="utf-8")
+        found = json.loads(text)
+    except OSError as error:
+        raise UsageError(f"{selector.value} cannot be read", why=error.strerror) from error
+    except ValueError as error:
+        raise UsageError("the tokens are not JSON", next_step="write a list of token ids: [1, 2, 3]") from error
+    fits = isinstance(found, list) and all(type(token) is int and 0 <= token <= MAX_TOKEN for token in found)
+    if not fits or not found:
+        raise UsageError("the tokens are no list of token ids", next_step="write a list of token ids: [1, 2, 3]")
+    return list(found)
+
+
+def chain_of(
+    session: "Session", tokens: list[int], *, salt: str | None = None, lora: str | None = None
+) -> tuple[bytes, ...]:
+    """Return the keys of a prefix at each hash unit, hashed by the engine itself.
+
+    Args:
+        session: With the engine.
+        tokens: Token ids from the first on.
+        salt: Cache salt of the request.
+        lora: Name of its LoRA adapter; ``NAME=PATH`` where no request uses it now.
+
+    Raises:
+        UnsupportedError: The engine cannot hash for kvctl.
+        UsageError: There are fewer tokens than one hash unit.
+    """
+    ids = array("I", tokens)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    name, _, path = (lora or "").partition("=")
+    try:
+        joined = session.call(
+            "hash_tokens",
+            tokens=base64.b64encode(ids.tobytes()).decode("ascii"),
+            salt=salt,
+            lora=name or None,
+            lora_path=path or None,
+        )["keys"]
+    except UnsupportedError as error:
+        raise UnsupportedError(
+            "this engine does not hash token ids for kvctl", why=error.why, next_step="use hash:, request: or page:"
+        ) from error
+    keys = bytes.fromhex(joined)
+    if not keys:
+        unit = session.geometry.hash_unit
+        raise UsageError(
+            f"{len(tokens)} tokens are too few",
+            why=f"this engine hashes units of {unit} tokens: shorter ones never hit",
+        )
+    return tuple(keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES))
