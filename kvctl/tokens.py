@@ -80,6 +80,7 @@ def chain_of(
         unit = session.geometry.hash_unit
         raise UsageError(
             f"{len(tokens)} tokens are too few",
-            why=f"this engine hashes units of {unit} tokens: shorter ones never hit",
+            why=f"this engine hashes units of {unit} tokens: shorter prefixes never hit",
+            next_step=f"give at least {unit}",
         )
     return tuple(keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES))

@@ -73,3 +73,6 @@ class Geometry:
     retention_interval: Tokens | None = None
     """vLLM's sparse retention: None is dense, 0 keeps only replay boundaries, p > 0 one tail every p tokens."""
     max_model_tokens: Tokens | None = None
+    margin_beyond_limit: bool = True
+    """The margin of a speculative group may be proved by keys beyond the limit of a look-up; vLLM before 0.32 stops
+    there. Engines with one group always stop."""

@@ -44,7 +44,7 @@ class Deferred:
     finish: Callable[[Any], Any] = to_plain
     """Probe's thread: turn the result into JSON values."""
     descriptor: Callable[[Any], int] | None = None
-    """Descriptor that rides on the answer."""
+    """Descriptor that rides on the answer; whoever takes the result closes it."""
 
 
 class FreeListWalk:

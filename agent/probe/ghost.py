@@ -4,6 +4,7 @@ Invariant: bounded in entries and in work a step; what it forgot or could not ta
 False and an unknown key means "cannot tell"). Fed on the engine's thread, asked from the probe's thread.
 """
 
+from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import compress
 from typing import Any
@@ -30,6 +31,8 @@ class Ghost:
         self.forgotten = 0
         self.left_out = 0
         self._first: dict[bytes, int] = {}
+        self._order: deque[bytes] = deque()
+        """The same keys, oldest first: a dictionary looks for its first key past every one deleted before it."""
         self._pending: list[tuple[int, list[Any]]] = []
 
     # ------------------------------------------------------- engine's thread
@@ -77,9 +80,12 @@ class Ghost:
         first = self._first
         suffix = group.to_bytes(1, "little")
         for key in keys:
-            first.setdefault(key[:KEY_BYTES] + suffix, stamp)
+            name = key[:KEY_BYTES] + suffix
+            if name not in first:
+                first[name] = stamp
+                self._order.append(name)
         while len(first) > self.capacity:
-            del first[next(iter(first))]
+            del first[self._order.popleft()]
             self.forgotten += 1
             self.complete = False
 

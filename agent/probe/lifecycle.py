@@ -160,22 +160,25 @@ class Probe:
         if folder is None:
             return
         self.audit_log = AuditLog(folder / paths.AUDIT_FILE, (os.getpid(), ticks))
-        part = sum(1 for probe in forks.running() if probe.server is not None)
-        name = paths.SocketName(pid=os.getpid(), start_ticks=ticks, part=part)
+        taken = {probe.server.path.name for probe in forks.running() if probe.server is not None}
+        own = (paths.SocketName(pid=os.getpid(), start_ticks=ticks, part=part) for part in range(len(taken) + 1))
+        name = next(name for name in own if name.text() not in taken)
         kill_file = folder / paths.KILL_FILE
-        self.server = self._try(
-            "socket",
-            lambda: Server(
+
+        def listen() -> Server:
+            server = Server(
                 folder,
                 name,
                 Operations(self),
                 self.guard,
                 allowed=paths.allowed_uids(self._environ),
                 on_tick=lambda: self._tick(kill_file),
-            ),
-        )
+            )
+            server.start()
+            return server
+
+        self.server = self._try("socket", listen)
         if self.server is not None:
-            self.server.start()
             self._say(f"listening on {self.server.path}")
 
     def _try(self, name: str, fn: Callable[[], Any]) -> Any:

@@ -6,6 +6,7 @@ engine was started with ``KVCTL_ALLOW_CHANGES=1``. Called by ``server`` on the p
 """
 
 import inspect
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -281,7 +282,10 @@ class Operations(WorkerOperations):
         def run() -> dict[str, Any]:
             epoch = probe.cut()
             chain = probe.adapter.chain(request) if full is None and request is not None else full or []
-            bound = len(chain) * probe.geometry.hash_unit if limit is None else natural("limit", limit)
+            bound = len(chain) * probe.geometry.hash_unit
+            if limit is not None:
+                # Engines make tables as long as the limit, whatever the chain: 2**40 tokens would take all memory.
+                bound = min(bound, natural("limit", limit))
             keys = b"".join(key[:16] for key in chain)
             return {"tokens": probe.adapter.engine_hit(chain, bound), "limit": bound, "epoch": epoch, "keys": keys}
 
@@ -303,7 +307,8 @@ class Operations(WorkerOperations):
         def run() -> dict[str, Any]:
             reply = probe.join(wanted, explain=bool(explain))
             reader.level, reader.explain = wanted, bool(explain)
-            return reply
+            # The ring may be gone before the answer is sent, and its number then be another file of the host.
+            return {**reply, "descriptor": os.dup(reply["descriptor"])}
 
         return Deferred(
             label="join",

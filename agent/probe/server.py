@@ -27,8 +27,12 @@ MAX_READERS: Final = 16
 MAX_QUESTIONS: Final = 8
 """Questions of one reader that may wait for the engine at once."""
 GREETING_S: Final = 5.0
+MAX_WAITING: Final = 1 << 20
+"""Bytes that a reader may leave unread before its further questions are left unread, too."""
 STALL_S: Final = 30.0
 """A reader that takes none of its bytes for this long is closed."""
+PAUSE_S: Final = 100e-6
+"""Rest after each question: the engine's thread gets the interpreter at once instead of after a switch interval."""
 TICK_S: Final = 1.0
 PUMP_S: Final = 0.005
 """How often jobs are offered to an idle engine that has no thread of its own."""
@@ -43,7 +47,9 @@ class Connection:
         self.link = link
         self.frames = wire.FrameBuffer(wire.MAX_GREETING)
         self.out: deque[tuple[memoryview, int | None]] = deque()
-        """Bytes to send, each with the descriptor that rides on its first byte."""
+        """Bytes to send, each with the descriptor that rides on its first byte; it is ours to close."""
+        self.waiting = 0
+        """Bytes in ``out``."""
         self.greeted = False
         self.closing = False
         """Close as soon as everything is sent."""
@@ -83,17 +89,34 @@ class Server:
         self._connections: set[Connection] = set()
         self._finished: deque[tuple[Connection, Any, Deferred, Job]] = deque()
         self._stop = False
-        self._selector = selectors.DefaultSelector()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._listener = _listen(folder, name.text())
+        try:
+            self._selector = selectors.DefaultSelector()
+            self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        except OSError:
+            self._listener.close()
+            self.path.unlink(missing_ok=True)
+            raise
+        self._deaf = False
+        """Nobody is accepted until the next tick: there are no descriptors, and the waiting reader would wake us on
+        and on."""
         self._thread = threading.Thread(target=self._run, name="kvctl-probe", daemon=True)
         self.refused = 0
 
     def start(self) -> None:
-        """Start the thread."""
+        """Start the thread.
+
+        Raises:
+            RuntimeError: The host may not have another one; nothing is left behind.
+        """
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._wake, selectors.EVENT_READ)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self._close_all()
+            os.close(self._wake)
+            raise
 
     def stop(self) -> None:
         """End the thread and remove the socket. Any thread; does not wait."""
@@ -156,6 +179,9 @@ class Server:
                 self._close(connection)
 
     def _tick(self, now: float) -> None:
+        if self._deaf:
+            self._selector.register(self._listener, selectors.EVENT_READ)
+            self._deaf = False
         for connection in list(self._connections):
             stalled = connection.out and now - connection.since > STALL_S
             if stalled or (not connection.greeted and now - connection.since > GREETING_S):
@@ -168,7 +194,11 @@ class Server:
     def _accept(self) -> None:
         try:
             link, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
         except OSError:
+            self._selector.unregister(self._listener)
+            self._deaf = True
             return
         link.settimeout(0)
         pid, uid, _ = _CREDENTIALS.unpack(link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
@@ -196,7 +226,7 @@ class Server:
         return None
 
     def _exchange(self, connection: Connection, events: int) -> None:
-        if events & selectors.EVENT_READ:
+        if events & selectors.EVENT_READ and connection.waiting <= MAX_WAITING:
             try:
                 data = connection.link.recv(1 << 16)
             except BlockingIOError:
@@ -208,13 +238,13 @@ class Server:
                 return
             if data and not connection.closing:
                 connection.frames.feed(data)
-                self._take_frames(connection)
         if connection in self._connections:
             self._flush(connection)
+            self._take_frames(connection)
 
     def _take_frames(self, connection: Connection) -> None:
         try:
-            while not connection.closing and (message := connection.frames.next()) is not None:
+            while self._listens_to(connection) and (message := connection.frames.next()) is not None:
                 if connection.greeted:
                     self._question(connection, message)
                 else:
@@ -222,6 +252,10 @@ class Server:
         except ProtocolError as error:
             connection.closing = True
             self._send(connection, {"ok": False, "error": wire.error_to_plain(error)})
+
+    def _listens_to(self, connection: Connection) -> bool:
+        """A reader that does not take its answers gets no further ones."""
+        return not connection.closing and connection.waiting <= MAX_WAITING and connection in self._connections
 
     def _greeting(self, connection: Connection, message: dict[str, Any]) -> None:
         hello = message.get("hello")
@@ -255,6 +289,8 @@ class Server:
             )
         else:
             self._send(connection, {"id": number, "ok": True, "result": answered.value})
+        # Whoever asks without end must not keep the interpreter from the engine's thread.
+        time.sleep(PAUSE_S)
 
     def finished(self, connection: Connection, number: Any, deferred: Deferred, job: Job) -> None:
         """Hand over a job's result. Engine's thread."""
@@ -263,18 +299,23 @@ class Server:
 
     def _answer_finished(self, connection: Connection, number: Any, deferred: Deferred, job: Job) -> None:
         connection.questions -= 1
+        descriptor = deferred.descriptor(job.value) if deferred.descriptor is not None and job.error is None else None
         if connection not in self._connections:
+            if descriptor is not None:
+                os.close(descriptor)
             self._operations.left(connection.reader)
             return
         if job.error is not None:
             self._fail(connection, number, job.error)
             return
         finished = self._guard.attempt(deferred.finish, job.value)
+        if finished.error is None:
+            answer = {"id": number, "ok": True, "result": finished.value}
+            finished = self._guard.attempt(self._send, connection, answer, descriptor)
+        elif descriptor is not None:
+            os.close(descriptor)
         if finished.error is not None:
             self._fail(connection, number, finished.error)
-            return
-        descriptor = deferred.descriptor(job.value) if deferred.descriptor is not None else None
-        self._send(connection, {"id": number, "ok": True, "result": finished.value}, descriptor)
 
     def _fail(self, connection: Connection, number: Any, error: Exception) -> None:
         if not isinstance(error, KvctlError):
@@ -282,13 +323,19 @@ class Server:
         self._send(connection, {"id": number, "ok": False, "error": wire.error_to_plain(error)})
 
     def _send(self, connection: Connection, message: dict[str, Any], descriptor: int | None = None) -> None:
-        frame = wire.encode(message)
-        if sum(len(part) for part, _ in connection.out) + len(frame) > wire.MAX_REPLY:
+        encoded = self._guard.attempt(wire.encode, message)
+        frame = encoded.value
+        if frame is None or connection.waiting + len(frame) > wire.MAX_REPLY:
+            if descriptor is not None:
+                os.close(descriptor)
+            if encoded.error is not None:
+                raise encoded.error
             self._close(connection)
             return
         if not connection.out:
             connection.since = time.monotonic()
         connection.out.append((memoryview(frame), descriptor))
+        connection.waiting += len(frame)
         self._flush(connection)
 
     def _flush(self, connection: Connection) -> None:
@@ -300,10 +347,13 @@ class Server:
                 else:
                     sent = socket.send_fds(connection.link, [part], [descriptor])
                 connection.since = time.monotonic()
+                connection.waiting -= sent
                 if sent < len(part):
                     connection.out[0] = (part[sent:], None)
                 else:
                     connection.out.popleft()
+                if descriptor is not None:
+                    os.close(descriptor)
         except BlockingIOError:
             pass
         except OSError:
@@ -312,7 +362,8 @@ class Server:
         if connection.closing and not connection.out:
             self._close(connection)
             return
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.out else 0)
+        reads = selectors.EVENT_READ if connection.waiting <= MAX_WAITING else 0
+        events = reads | (selectors.EVENT_WRITE if connection.out else 0)
         if connection in self._connections:
             self._selector.modify(connection.link, events, connection)
 
@@ -323,6 +374,9 @@ class Server:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(connection.link)
         connection.link.close()
+        for _, descriptor in connection.out:
+            if descriptor is not None:
+                os.close(descriptor)
         connection.out.clear()
         self._operations.left(connection.reader)
 

@@ -67,7 +67,8 @@ class GroupRule:
         self.limit = limit
         # A margin may read beyond the limit, up to the last key; an engine with one group stops at the limit.
         known = len(chain) * geometry.hash_unit
-        self.ceiling = limit if len(geometry.groups) == 1 else max(limit, known)
+        beyond = geometry.margin_beyond_limit and len(geometry.groups) > 1
+        self.ceiling = max(limit, known) if beyond else limit
         self._prefix = 0
         self._reach: dict[Tokens, Tokens] = {}
 

@@ -73,7 +73,7 @@ def inspect(
       hash:HEX            a prefix by its key, as the tables show it
       request:ID          what a request has in the cache
       page:ID             the prefix that ends with a page
-      tokens:FILE         what is cached of these token ids (a JSON list, - for stdin); live engines only
+      tokens:FILE         a JSON list of token ids, - for stdin; live engines only
     """
     if view is View.PREFIX and selector is None:
         raise UsageError(

@@ -51,13 +51,16 @@ def invalidate(
 
     \b
     SELECTOR is one of
-      hash:HEX      the prefix whose key begins so, and everything computed on top of it
-      page:ID       the prefix that a page holds, and everything computed on top of it; page:15,16 takes several
-      request:ID    everything that a request holds, and everything computed on top of it
-      tokens:FILE   the prefix of these token ids (a JSON list, - for stdin), and everything on top of it
-      group:NAME    every page of a group            state:NAME  every page that holds a state
-      stale         computed under older weights, never computed, or computed on top of such a page
-      all           everything
+      hash:HEX     the prefix whose key begins so
+      page:ID      the prefix that a page holds; page:15,16 takes several
+      request:ID   everything that a request holds
+      tokens:FILE  the prefix of these token ids (a JSON list, - for stdin)
+      group:NAME   every page of a group
+      state:NAME   every page that holds a state
+      stale        under older weights, never computed, or on top of such a page
+      all          everything
+
+    A prefix is taken with everything that was computed on top of it.
 
     Without --yes the exact pages are shown and nothing is changed. With --yes the plan is carried out in the engine's
     own thread between two steps, and only if no page moved since it was made; otherwise it is refused (exit code 5).

@@ -71,7 +71,6 @@ class BareEngine:
         self.hits: dict[str, int] = {}
         """Tokens that the engine says it reused, by request."""
         self._turn = threading.RLock()
-        self._requests: dict[str, Any] = {}
         environ = {"KVCTL_RUNTIME_DIR": str(runtime), "KVCTL_ALLOW_CHANGES": "1"}
         self.adapter = VllmAdapter(self.core, served=False)
         self.probe = Probe(self.adapter, turn=self._turn, environ=environ)
@@ -98,7 +97,6 @@ class BareEngine:
 
         sampling = SamplingParams(max_tokens=outputs, ignore_eos=True)
         request = Request(name, list(tokens), sampling, None, block_hasher=self.core.request_block_hasher)
-        self._requests[name] = request
         with self._turn:
             self.scheduler.add_request(request)
 
@@ -120,10 +118,12 @@ class BareEngine:
                 prompt_logprobs_dict={},
                 pooler_output=[],
             )
-            scheduler.update_from_output(output, results)
+            batches = scheduler.update_from_output(output, results)
             self.probe.between_steps(idle=False)
-        for name, request in self._requests.items():
-            self.hits[name] = request.num_cached_tokens
+        for batch in batches.values():
+            for one in batch.outputs:
+                if one.prefill_stats is not None:
+                    self.hits[one.request_id] = one.prefill_stats.num_cached_tokens
 
     def run(self, name: str, tokens: Sequence[int], outputs: int = OUTPUTS) -> int:
         """Run a request to its end; return the tokens that the engine reused for it."""

@@ -1,5 +1,6 @@
 """The reading thread: what it reads, when it gives way, and how it comes back."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -35,12 +36,13 @@ def drawn(posted: list[Message]) -> list[Drawn]:
     return [message for message in posted if isinstance(message, Drawn)]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "POLL_S", 0.01)
     monkeypatch.setattr(module, "BACKOFF_S", (0.01, 0.02))
 
 
+@pytest.mark.usefixtures("_quick")
 def test_newer_picture_supersedes() -> None:
     """A picture gives way to a newer picture and to nothing else."""
     with running(ScriptedLink(gemma())) as (_, posted):
@@ -49,6 +51,7 @@ def test_newer_picture_supersedes() -> None:
     assert not first.can_replace(Lost(TargetError("gone"), 1.0))
 
 
+@pytest.mark.usefixtures("_quick")
 def test_table_is_read_only_for_screens_that_show_it() -> None:
     """Overview, decisions and findings cost no page table."""
     link = ScriptedLink(gemma())
@@ -62,6 +65,7 @@ def test_table_is_read_only_for_screens_that_show_it() -> None:
             assert (picture.snapshot.pages is not None) is (pane in NEEDS_TABLE)
 
 
+@pytest.mark.usefixtures("_quick")
 def test_lost_and_found() -> None:
     """An engine that dies is reported with its reason, looked for again, and shown when it is back."""
     link = ScriptedLink(gemma())
@@ -76,10 +80,14 @@ def test_lost_and_found() -> None:
         assert link.connected == 2
 
 
+@pytest.mark.usefixtures("_quick")
 def test_decisions_are_counted_once() -> None:
     """A decision that comes unexplained first and explained later is one decision, and in the history once."""
-    late = decision(7, "late", Outcome.REUSE, 1_000, 800, 800)
-    link = ScriptedLink(gemma(), fresh=[(replace(late, logical=None),), (late,), (late,)])
+    now = {"time_ns": time.time_ns()}
+    late = replace(decision(7, "late", Outcome.REUSE, 1_000, 800, 800), **now)
+    snapshot = gemma()
+    snapshot = replace(snapshot, decisions=tuple(replace(item, **now) for item in snapshot.decisions or ()))
+    link = ScriptedLink(snapshot, fresh=[(replace(late, logical=None),), (late,), (late,)])
     with running(link) as (feed, posted):
         feed.want(Pane.DECISIONS)
 
@@ -93,6 +101,7 @@ def test_decisions_are_counted_once() -> None:
     assert sum(part.lookup for part in picture.series.slices if part) == 768 + 2_050 + 1_500 + 1_800 + 3_000 + 1_000
 
 
+@pytest.mark.usefixtures("_quick")
 def test_another_engine_starts_anew() -> None:
     """Decisions of an engine that was replaced are not mixed with those of its successor."""
     link = ScriptedLink(gemma())
@@ -100,10 +109,12 @@ def test_another_engine_starts_anew() -> None:
         wait_for(lambda: drawn(posted), "a picture")
         old = link.snapshot
         link.snapshot = replace(old, engine=replace(old.engine, pid=99), decisions=old.decisions and old.decisions[:1])
-        picture = wait_for(lambda: next((m.picture for m in drawn(posted) if m.picture.snapshot.engine.pid == 99), None), "it")
+        new = wait_for(lambda: [m for m in drawn(posted) if m.picture.snapshot.engine.pid == 99], "its successor")
+        picture = new[0].picture
     assert [item.id for item in picture.snapshot.decisions or ()] == [1]
 
 
+@pytest.mark.usefixtures("_quick")
 def test_pause_loses_no_decision() -> None:
     """While the screen is held, nothing is posted and decisions are still followed."""
     link = ScriptedLink(gemma())

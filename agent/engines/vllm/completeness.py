@@ -173,10 +173,15 @@ def _foreign_functions(classes: Iterable[type], objects: Iterable[Any]) -> list[
             if _is_foreign(function) and function.__code__.co_filename not in (home, "<string>"):
                 found.append((f"{cls.__name__}.{name}", function))
     for one in objects:
-        for name, value in getattr(one, "__dict__", {}).items():
+        for name in {name for cls in type(one).__mro__ for name, value in vars(cls).items() if _is_function(value)}:
+            value = getattr(one, name)  # never its __dict__: that would slow the engine down for good (Patches)
             if _is_foreign(value):
                 found.append((f"{type(one).__name__}.{name}", value))
     return found
+
+
+def _is_function(value: Any) -> bool:
+    return isinstance(value, FunctionType)
 
 
 def _is_foreign(value: Any) -> TypeGuard[FunctionType]:

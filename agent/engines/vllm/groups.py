@@ -8,6 +8,7 @@ Trap: the scheduler's copy of a mixed group shows its first layer's spec only. L
 mixed group are therefore read from a worker's copy (``config``) or not at all.
 """
 
+import sys
 from collections.abc import Mapping
 from math import lcm
 from typing import Any
@@ -58,6 +59,7 @@ def geometry_of(source: Any, config: Any = None) -> Geometry:
         caching=bool(getattr(manager, "enable_caching", True)),
         retention_interval=getattr(coordinator, "retention_interval", None),
         max_model_tokens=getattr(manager, "max_model_len", None),
+        margin_beyond_limit=_margin_beyond_limit(coordinator),
     )
 
 
@@ -180,6 +182,11 @@ def _draft_ids(coordinator: Any, managers: tuple[Any, ...]) -> frozenset[int]:
         ids = range(len(managers)) if getattr(coordinator, "use_eagle", False) else ()
     marked = {number for number, manager in enumerate(managers) if getattr(manager, "use_eagle", False)}
     return frozenset(ids) | marked
+
+
+def _margin_beyond_limit(coordinator: Any) -> bool:
+    """Tell whether a margin is proved up to the last key: the look-up that does so brought a helper for its margins."""
+    return hasattr(sys.modules.get(type(coordinator).__module__), "eagle_proof_margin")
 
 
 def _hash_unit(coordinator: Any, managers: tuple[Any, ...]) -> Tokens:

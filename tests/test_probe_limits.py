@@ -1,0 +1,210 @@
+"""What a reader, or a host at its limits, must not be able to do to the engine by way of the probe."""
+
+import os
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent import wire
+from agent.client import Client, connect_path
+from agent.discovery import Endpoint, EndpointState, discover
+from agent.errors import AgentError
+from agent.probe.ghost import Ghost
+from agent.probe.server import MAX_WAITING, Server
+from tests.support.engine_env import short_folder
+from tests.support.tiny_engine import TinyEngine, tiny_engine
+from tests.support.waiting import wait_for
+
+
+@pytest.fixture
+def runtime() -> Iterator[Path]:
+    """A private runtime folder."""
+    with short_folder() as folder:
+        yield folder
+
+
+@pytest.fixture
+def engine(runtime: Path) -> Iterator[TinyEngine]:
+    """A running engine."""
+    with tiny_engine(runtime) as running:
+        yield running
+
+
+def endpoint(runtime: Path) -> Endpoint:
+    """The only engine there."""
+    (found,) = discover({"KVCTL_RUNTIME_DIR": str(runtime)})
+    return found
+
+
+def server_of(engine: TinyEngine) -> Server:
+    """Its server."""
+    assert engine.probe is not None
+    assert engine.probe.server is not None
+    return engine.probe.server
+
+
+def test_a_full_ghost_set_forgets_in_constant_time() -> None:
+    """Forgetting a key costs no more the more were forgotten before: it runs on the engine's thread."""
+    capacity, batch = 1 << 16, 1 << 12
+    ghost = Ghost(capacity)
+    for number in range(capacity // batch):
+        ghost.note(0, [os.urandom(16) for _ in range(batch)], number)
+    spent = 0.0
+    for number in range(16):
+        keys = [os.urandom(16) for _ in range(batch)]
+        begin = time.thread_time()
+        ghost.note(0, keys, number)
+        spent += time.thread_time() - begin
+    assert len(ghost) == capacity
+    assert ghost.forgotten == 16 * batch
+    assert spent / (16 * batch) < 20e-6, "seconds a key; it was 200 µs when each looked past all deleted ones"
+
+
+def test_without_descriptors_the_probe_rests(engine: TinyEngine, runtime: Path) -> None:
+    """A reader that cannot be accepted waits; the probe's thread does not turn in circles meanwhile."""
+    where = endpoint(runtime)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+        folder = os.open(where.path.parent, os.O_PATH)
+        lowest = os.dup(folder)
+        os.close(lowest)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+        try:
+            link.connect(f"/proc/self/fd/{folder}/{where.path.name}")
+            begin = time.process_time()
+            time.sleep(0.5)
+            spent = time.process_time() - begin
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            os.close(folder)
+        assert spent < 0.2
+        link.settimeout(10)
+        link.sendall(wire.encode({"hello": {"protocol": wire.PROTOCOL}}))
+        assert link.recv(4096)
+
+
+def test_a_limit_reaches_the_engine_no_longer_than_its_chain(
+    engine: TinyEngine, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Engines make tables as long as the limit: a reader must not choose how much memory that takes."""
+    seen: list[int] = []
+    monkeypatch.setattr(engine, "engine_hit", lambda hashes, limit: seen.append(limit) or 0)
+    with Client(endpoint(runtime)) as client:
+        client.call("engine_hit", hashes="00" * 64, limit=1 << 50)
+        client.call("engine_hit", hashes="00" * 64, limit=20)
+    assert seen == [32, 20]
+
+
+def test_answers_that_nobody_takes_do_not_pile_up(engine: TinyEngine, runtime: Path) -> None:
+    """A reader that asks and does not read is not listened to any more; once it reads, it gets every answer."""
+    where, server = endpoint(runtime), server_of(engine)
+    asked = 40_000
+    question = wire.encode({"id": 1, "op": "ping", "args": {}})
+    with connect_path(where.path, 10.0) as link:
+        link.sendall(wire.encode({"hello": {"protocol": wire.PROTOCOL}}))
+        writer = threading.Thread(target=link.sendall, args=(question * asked,), daemon=True)
+        link.settimeout(60)
+        writer.start()
+        wait_for(lambda: any(one.waiting > MAX_WAITING for one in server._connections), "the backlog")
+        time.sleep(0.3)
+        assert max(one.waiting for one in server._connections) < 2 * MAX_WAITING
+        buffer, answers = wire.FrameBuffer(wire.MAX_REPLY), 0
+        while answers < asked + 1:
+            buffer.feed(link.recv(1 << 18))
+            while buffer.next() is not None:
+                answers += 1
+        writer.join(10)
+
+
+def test_the_descriptor_of_an_answer_is_its_own(
+    engine: TinyEngine, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ring that is closed before the answer was sent: the reader gets the ring, never another file of the host."""
+    probe = engine.probe
+    assert probe is not None
+    reading, writing = os.pipe()
+
+    def join(*_args: Any, **_kwargs: Any) -> dict[str, Any]:
+        return {"descriptor": reading}
+
+    monkeypatch.setattr(probe.standing, "require", lambda _name: None)
+    monkeypatch.setattr(probe, "join", join)
+    monkeypatch.setattr(probe, "leave", lambda *_args, **_kwargs: os.close(reading))
+    go_on = engine.block()
+    open_before = len(os.listdir("/proc/self/fd"))
+    with connect_path(endpoint(runtime).path, 10.0) as link:
+        link.sendall(wire.encode({"hello": {"protocol": wire.PROTOCOL}}))
+        link.sendall(wire.encode({"id": 1, "op": "join", "args": {}}))
+        wait_for(lambda: probe.safe_point.waiting, "the question")
+        go_on()
+        descriptors: list[int] = []
+        link.settimeout(10)
+        while not descriptors:
+            _, descriptors, _, _ = socket.recv_fds(link, 1 << 16, 4)
+    wait_for(lambda: not _is_open(reading), "the reader to have left")
+    (received,) = descriptors
+    os.write(writing, b"ring")
+    assert os.read(received, 4) == b"ring"
+    os.close(received)
+    os.close(writing)
+    wait_for(lambda: len(os.listdir("/proc/self/fd")) == open_before - 2, "descriptors to be closed")
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
+
+
+def test_an_answer_that_cannot_be_written_is_an_error(
+    engine: TinyEngine, runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A value that is no JSON (an infinite number of the engine's) is said at once, not waited for."""
+    monkeypatch.setattr(engine, "holders", lambda: {1: float("inf")})
+    with Client(endpoint(runtime)) as client:
+        with pytest.raises(AgentError, match="failed to answer"):
+            client.call("holders", deadline_s=5.0)
+        assert client.call("ping")["guard"]["on"]
+
+
+def test_engines_of_one_process_have_sockets_of_their_own(runtime: Path) -> None:
+    """An engine that came after another one ended takes no socket that is in use."""
+    first, second = TinyEngine(), TinyEngine()
+    for one in (first, second):
+        one.start({"KVCTL_RUNTIME_DIR": str(runtime)})
+    first.stop()
+    with tiny_engine(runtime) as third:
+        paths = {server_of(one).path for one in (second, third)}
+        assert len(paths) == 2
+        live = discover({"KVCTL_RUNTIME_DIR": str(runtime)})
+        assert {found.path for found in live if found.state is EndpointState.LIVE} == paths
+    assert server_of(second).path.exists()
+    second.stop()
+
+
+def test_a_host_without_threads_keeps_nothing(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the probe may not start its thread there is no socket, the reason is known, and all else goes on."""
+    engine = TinyEngine()
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "kvctl-probe":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    before = len(os.listdir("/proc/self/fd"))
+    probe = engine.start({"KVCTL_RUNTIME_DIR": str(runtime)})
+    assert probe.guard.on
+    assert "can't start new thread" in probe.standing.off["socket"]
+    assert not discover({"KVCTL_RUNTIME_DIR": str(runtime)})
+    assert len(os.listdir("/proc/self/fd")) == before
+    engine.stop()
