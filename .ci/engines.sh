@@ -43,7 +43,7 @@ install_engine() (
   pip install -r .ci/constraints.txt
   wheel=$(engine_wheel "$ENGINE_MAIN")
   "$PYTHON" .ci/engines/requirements.py "$wheel" >"$CI_OUT/engine-requirements.txt"
-  pip install -c .ci/constraints.txt -r "$CI_OUT/engine-requirements.txt" "pytest>=8.3" "hypothesis>=6.120"
+  pip install -c .ci/constraints.txt -r "$CI_OUT/engine-requirements.txt" "pytest>=8.3" "hypothesis>=6.120" "textual>=6"
   pip install --no-deps "$wheel"
   stand_in "$("$ENGINE_VENV/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" "$ENGINE_MAIN"
   pip wheel --no-deps -w "$CI_OUT/wheels" .

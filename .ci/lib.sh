@@ -37,6 +37,13 @@ stage_ok() {
   grep -q "^$1	0	" "$CI_OUT/stages.tsv"
 }
 
+# The terminal in which the dashboard is looked at; Debian's package, installed where it is missing and we are root.
+install_tmux() {
+  if command -v tmux >/dev/null; then return; fi
+  apt-get -qq update || true
+  DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends tmux
+}
+
 summarise() {
   "$PYTHON" .ci/summary.py "$CI_OUT/stages.tsv" "$CI_OUT/junit"
 }

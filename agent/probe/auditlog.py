@@ -45,12 +45,17 @@ class AuditLog:
             raise RefusedError(
                 "nothing is changed without an audit log", why="there is no runtime folder to write it to"
             )
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             descriptor = os.open(self._path, flags, 0o600)
         except OSError as error:
             raise RefusedError("nothing is changed without an audit log", why=str(error)) from error
+        data = json.dumps(line, separators=(",", ":")).encode() + b"\n"
         try:
-            os.write(descriptor, json.dumps(line, separators=(",", ":")).encode() + b"\n")
+            written = os.write(descriptor, data)
+            if written < len(data):
+                raise RefusedError("nothing is changed without an audit log", why="the disk is full")
+        except OSError as error:
+            raise RefusedError("nothing is changed without an audit log", why=str(error)) from error
         finally:
             os.close(descriptor)

@@ -74,7 +74,11 @@ class Changes:
         removed = self._probe.adapter.evict(keys, quarantine=quarantine)
         total = sum(removed.values())
         self.invalidated_pages += total
-        log.write(uid, pid, "invalidate", {"planned": planned, "removed": total, "result": "done"})
+        try:
+            log.write(uid, pid, "invalidate", {"planned": planned, "removed": total, "result": "done"})
+        except (RefusedError, OSError) as error:
+            # It is done, and "begun" is in the log: an error now would say that nothing was changed.
+            self._probe.guard.last_error = f"audit log: {error}"[:500]
         return {
             "removed": total,
             "by_group": {str(group): count for group, count in removed.items()},

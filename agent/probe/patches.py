@@ -21,7 +21,7 @@ def _own(owner: Any, name: str) -> Any:
     """
     if isinstance(owner, type | ModuleType):
         return vars(owner).get(name, _ABSENT)
-    now = getattr(owner, name)
+    now = getattr(owner, name, _ABSENT)
     for cls in type(owner).__mro__:
         if name in vars(cls):
             inherited = vars(cls)[name]

@@ -115,7 +115,7 @@ class Feed:
         # The first picture needs no page table: a million pages take seconds to arrive.
         self._read(Pane.OVERVIEW, table=False)
         self._unexplained = self._link.follow(self._arriving)
-        self._next_read = 0.0
+        self._drawn = None
 
     def _arriving(self, ratio: float) -> None:
         self._post(Arriving(ratio))

@@ -56,7 +56,8 @@ class ScriptedLink:
 
     def follow(self, progress: Progress) -> str | None:
         """Say whether there is a feed."""
-        progress(1.0)
+        if self.live:
+            progress(1.0)
         return self.unfollowed
 
     def poll(self) -> tuple[Decision, ...]:

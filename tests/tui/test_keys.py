@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from textual.widgets import Input
+
 from agent.model.snapshot import Snapshot
 from inspector.columns import columns_of
 from inspector.store import load
@@ -168,7 +170,7 @@ def test_save(tmp_path: Path) -> None:
         await driver.shows("PAGES")
         await driver.press("s")
         await driver.shows("save to:")
-        driver.app.main(type(driver.app.focused)).value = str(file)  # type: ignore[union-attr]
+        driver.app.main(Input).value = str(file)
         await driver.press("enter")
         await driver.until(lambda _: file.exists(), "the file")
         await driver.shows("saved")

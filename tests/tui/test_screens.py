@@ -37,7 +37,7 @@ def test_every_screen(key: str, size: tuple[int, int]) -> None:
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_groups_of_five_kinds(size: tuple[int, int]) -> None:
     """Five groups and the waterfall of the decision that lost its tail stand on one screen."""
-    wait = "tail4/w8#3" if size[1] < 20 else "WATERFALL"
+    wait = "STRANDED" if size[1] < 20 else "WATERFALL"
     drive(ScriptedLink(deepseek(), live=False), size, looked_at("deepseek-groups", size, "2", wait=wait))
 
 

@@ -56,6 +56,8 @@ class Quarantine:
         self._scheduler = scheduler
         self._from: dict[str, int] = {}
         """Tokens from which on a request's pages must not be registered."""
+        self._swept: dict[tuple[str, int], int] = {}
+        """Pages of a request's table in a group that were registered when it was last swept: those need no look."""
 
     def __bool__(self) -> bool:
         return bool(self._from)
@@ -74,22 +76,33 @@ class Quarantine:
                     self._from[request] = min(self._from.get(request, min(starts)), *starts)
 
     def sweep(self) -> None:
-        """Take out what quarantined requests have registered since; forget those that ended or were preempted."""
+        """Take out what quarantined requests have registered since; forget those that ended or were preempted.
+
+        Before each look-up, after each schedule call and before a request gives its pages back: a page that it does not
+        hold any more, because it ended or its window went on, would not be found again.
+        """
         manager = self._scheduler.kv_cache_manager
+        managers = manager.coordinator.single_type_managers
         for request, start in list(self._from.items()):
-            tables = [one.req_to_blocks.get(request) for one in manager.coordinator.single_type_managers]
+            tables = [one.req_to_blocks.get(request) for one in managers]
             if not any(tables):
-                del self._from[request]
+                self.admitted(request)
                 continue
-            late = {
-                block.block_id
-                for table in tables
-                for block in table or ()
-                if block._block_hash is not None and (block._block_hash_num_tokens or 0) > start
-            }
+            late: set[int] = set()
+            for group, (one, table) in enumerate(zip(managers, tables, strict=True)):
+                # The last registered page may have been a partial one, which is registered again when it is full.
+                begin = max(self._swept.get((request, group), 0) - 1, 0)
+                self._swept[request, group] = getattr(one, "num_cached_block", {}).get(request, 0)
+                late.update(
+                    block.block_id
+                    for block in (table or ())[begin:]
+                    if block._block_hash is not None and (block._block_hash_num_tokens or 0) > start
+                )
             if late:
                 manager.block_pool.evict_blocks(late)
 
     def admitted(self, request: str) -> None:
-        """A request was admitted after a new look-up: it is computed anew."""
+        """A request was admitted after a new look-up, or is gone: what it registers from now on was computed anew."""
         self._from.pop(request, None)
+        for name in [name for name in self._swept if name[0] == request]:
+            del self._swept[name]

@@ -28,7 +28,11 @@ def _hook_steps(adapter: Any, probe: Any, patches: Patches, scheduler: Any) -> N
     guard = probe.guard
     original = scheduler.schedule
 
+    quarantine = adapter.quarantine
+
     def scheduled(output: Any) -> None:
+        if quarantine:
+            quarantine.sweep()
         probe.end_schedule(output, output.num_scheduled_tokens)
 
     def schedule(*args: Any, **kwargs: Any) -> Any:
@@ -91,6 +95,16 @@ def _hook_lookups(adapter: Any, probe: Any, patches: Patches, manager: Any) -> N
     patches.set(manager, "get_computed_blocks", watch(manager.get_computed_blocks))
     if hasattr(manager, "get_computed_blocks_for_connector"):
         patches.set(manager, "get_computed_blocks_for_connector", watch(manager.get_computed_blocks_for_connector))
+
+    def leaves(request: Any, *_args: Any, **_kwargs: Any) -> None:
+        # Ended or preempted: what it registered stays cached, what it looked up does not count for the next one.
+        if quarantine:
+            quarantine.sweep()
+        recorder.forget(request.request_id)
+
+    for name in ("free", "pop_blocks_for_free"):
+        if hasattr(manager, name):
+            patches.set(manager, name, guard.before(getattr(manager, name), leaves, timed=True))
 
     record = manager.record_prefix_cache_stats
 

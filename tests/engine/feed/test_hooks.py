@@ -1,5 +1,6 @@
 """The hooks on the pool: exactly removable, and harmless when something in them breaks."""
 
+import gc
 import random
 from types import FunctionType
 from typing import Any
@@ -44,6 +45,31 @@ def test_uninstalling_restores_every_attribute(kind: str) -> None:
     assert feed.ring_fd is None
     feed.uninstall()
     assert _same(before, _attributes(core))
+
+
+def test_hooks_do_not_cost_the_engine_its_quick_attributes() -> None:
+    """Checking and hooking never asks for an instance's ``__dict__``: that alone slowed a scheduling step by 8 %."""
+    core = make_core("mamba_partial", 256)
+    engine = (core.pool, *core.managers, core.manager, core.manager.coordinator)
+
+    own = {"block_pool", "hash_block_size"}
+
+    def with_real_dict() -> list[str]:
+        return [
+            type(one).__name__
+            for one in engine
+            if any(isinstance(part, dict) and part.keys() & own for part in gc.get_referents(one))
+        ]
+
+    before = with_real_dict()
+    assert "BlockPool" not in before
+    feed = Feed(VllmPool(core.pool, core.managers, owners=(core.manager, core.manager.coordinator)))
+    feed.install()
+    feed.join(Level.REFERENCES)
+    feed.leave(Level.REFERENCES)
+    feed.uninstall()
+    assert feed.reason is None
+    assert with_real_dict() == before
 
 
 @pytest.mark.parametrize("level", list(Level))

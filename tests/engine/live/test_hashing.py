@@ -69,12 +69,13 @@ def test_keys_find_what_a_request_cached(engine: Engine) -> None:
 
 
 def test_weights_that_somebody_overwrites_are_noticed(engine: Engine) -> None:
-    """Weights changed behind everybody's back are found by the next reading: pages from before are stale."""
+    """Weights changed behind everybody's back are found by the next reading; pages since the last one are doubtful."""
     engine.run("before0", prompt("before", 100))
     with engine.session() as session:
         first = session.call("weights_digest")
         assert session.call("weights_digest")["digest"] == first["digest"]
         assert first["weights"]["changes"] == []
+        engine.run("between0", prompt("between", 100))
         worker = engine.core.model_executor.driver_worker.worker
         norm = next(held for name, held in worker.model_runner.get_model().named_parameters() if "layernorm" in name)
         norm.data[-1] += 1.0

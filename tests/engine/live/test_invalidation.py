@@ -125,3 +125,44 @@ def test_pages_can_be_named_instead_of_keys(engine: Engine) -> None:
         page = whole["entries"][0]["pages"][0]
         plan = session.call("invalidate_plan", pages=[page])
         assert [entry["pages"] for entry in plan["entries"]] == [whole["entries"][0]["pages"]]
+
+
+def test_a_request_that_ends_leaves_nothing_behind(engine: Engine) -> None:
+    """What it registered between the last look-up and its end was computed on evicted pages, and goes, too.
+
+    Nobody looks anything up meanwhile. Once the prefix were computed anew, the rest would be hit again.
+    """
+    assert engine.llm.reset_prefix_cache()
+    engine.add("ends0", prompt("ends", 200), 120)
+    engine.step(4)
+    with engine.session() as session:
+        request = next(name for name in engine.core.scheduler.requests if name.startswith("ends0"))
+        joined = bytes.fromhex(session.call("chain", request=request)["keys"])
+        chain = [joined[start : start + 16].hex() for start in range(0, len(joined), 16)]
+        keys = [[group, key] for group in range(len(session.geometry.groups)) for key in chain]
+        session.call("invalidate_apply", plan=session.call("invalidate_plan", keys=keys))
+    engine.finish()
+    blocks = engine.core.scheduler.kv_cache_manager.block_pool.blocks
+    assert [block.block_hash_num_tokens for block in blocks if block.block_hash is not None] == []
+
+
+def test_a_second_look_at_a_request_takes_only_what_is_new(engine: Engine) -> None:
+    """Sweeping goes on where it stopped: a long request under quarantine costs little a step."""
+    ids = prompt("long", 600)
+    engine.add("long0", ids, 100)
+    engine.step(8)
+    with engine.session() as session:
+        request = next(name for name in engine.core.scheduler.requests if name.startswith("long0"))
+        key = session.call("chain", request=request)["keys"][:32]
+        session.call("invalidate_apply", plan=session.call("invalidate_plan", keys=[[0, key], [1, key], [2, key]]))
+    engine.step(40)
+    quarantine = engine.probe.adapter.quarantine
+    managers = engine.core.scheduler.kv_cache_manager.coordinator.single_type_managers
+    assert quarantine
+    for group, manager in enumerate(managers):
+        assert quarantine._swept[request, group] == manager.num_cached_block[request]
+        assert not any(block.block_hash for block in manager.req_to_blocks[request] if not block.is_null)
+    engine.finish()
+    engine.run("other", prompt("other", 40))
+    assert not quarantine
+    assert not quarantine._swept

@@ -31,7 +31,7 @@ def test_data_parallel(model: Callable[..., Path]) -> None:
         for number in range(4):
             server.http.complete(prompt(f"rank {number}", 200))
         listed = server.kvctl("ps", "-o", "json").json["engines"]
-        assert sorted(engine["data_parallel_rank"] for engine in listed) == [0, 1]
+        assert sorted(engine["engine"]["data_parallel_rank"] for engine in listed) == [0, 1]
         assert len({engine["pid"] for engine in listed}) == 2
         explains(server.kvctl("inspect"), 3, "--pid")
         explains(server.kvctl("inspect", "--pid", str(server.process.pid)), 3, "2 engine cores")
@@ -51,7 +51,7 @@ def test_tensor_parallel(model: Callable[..., Path]) -> None:
         server.http.complete(prompt("parallel", 200))
         again = server.http.complete(prompt("parallel", 200))
         (engine,) = server.kvctl("ps", "-o", "json").json["engines"]
-        assert engine["tensor_parallel_size"] == 2
+        assert engine["engine"]["tensor_parallel_size"] == 2
         decisions = server.kvctl("decisions", "-o", "json").json["decisions"]
         assert [item["usable_tokens"] for item in decisions] == [0, again.cached_tokens]
         assert server.kvctl("inspect", "prefixes").code == 0

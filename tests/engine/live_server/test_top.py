@@ -67,6 +67,20 @@ def structure(text: str) -> list[str]:
     return lines
 
 
+def settled(window: Terminal, size: tuple[int, int], *words: str) -> str:
+    """Return the screen once it has its size, shows all words, and stands still between two looks."""
+    seen = ""
+
+    def found() -> str | None:
+        nonlocal seen
+        before, seen = seen, window.screen()
+        lines = seen.splitlines()
+        whole = len(lines) == size[1] and any(key in lines[-1] for key in ("q quit", "esc back"))
+        return seen if whole and seen == before and all(word in seen for word in words) else None
+
+    return str(wait_for(found, f"{words} on a screen of {size}"))
+
+
 def check(name: str, text: str, size: tuple[int, int]) -> None:
     """Hold a screen against the one that was looked at."""
     path = SCREENS / f"{name}-{size[0]}x{size[1]}.txt"
@@ -82,10 +96,11 @@ def test_overview(window: Terminal, size: tuple[int, int]) -> None:
     """The overview says how much of what is cached could be used, which state costs it, and what to do."""
     window.resize(*size)
     window.press("1")
-    text = window.shows("[1 Overview]", "last 3 decisions", "q quit", "explain not_retained", "live, every 1 s")
+    words = ("[1 Overview]", "REQUESTS  none", "last 3 decisions", "explain not_retained", "live, every 1 s")
+    text = settled(window, size, *words, *(("latest decisions",) if size[0] > 100 else ()))
     check("overview", text, size)
-    for words in ("PAGES", "logical hit", "usable hit", "TIME", "DEGRADED BY", "swa", "not_retained"):
-        assert words in text
+    for label in ("PAGES", "logical hit", "usable hit", "TIME", "DEGRADED BY", "swa", "not_retained"):
+        assert label in text
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -93,7 +108,9 @@ def test_groups(window: Terminal, size: tuple[int, int]) -> None:
     """The groups show what each holds, and the waterfall of the prefix that fell from 576 tokens to none."""
     window.resize(*size)
     window.press("2")
-    text = window.shows("[2 Groups]", "waterfall of the latest decision with a loss", "576 -> 0", "not_retained", "q quit")
+    text = window.shows(
+        "[2 Groups]", "waterfall of the latest decision with a loss", "576 -> 0", "not_retained", "q quit"
+    )
     check("groups", text, size)
 
 
@@ -102,9 +119,9 @@ def test_decisions(window: Terminal, size: tuple[int, int]) -> None:
     """The log has one line a decision; enter opens the whole explanation of the latest, esc goes back."""
     window.resize(*size)
     window.press("5")
-    check("decisions", window.shows("[5 Decisions]", "3 decisions", "q quit"), size)
+    check("decisions", settled(window, size, "[5 Decisions]", "3 decisions"), size)
     window.press("Enter")
-    check("explained", window.shows("WATERFALL", "576 -> 0", "esc back"), size)
+    check("explained", settled(window, size, "WATERFALL", "576 -> 0"), size)
     window.press("Escape")
     window.shows("[5 Decisions]")
 
