@@ -36,6 +36,11 @@ MAX_REPLY: Final = 256 << 20
 MAX_GREETING: Final = 4096
 """Largest first frame that a probe accepts: until then nothing is known of the other side."""
 
+MAX_LISTS: Final = 1 << 14
+MAX_ITEMS: Final = 1 << 17
+"""Lists and objects in a frame that a probe accepts, and commas: parsing holds the interpreter, which is the engine's,
+without a break. The largest plan has 12,000 lists; a million token ids are one text."""
+
 OPS: Final = {
     "ping": "Answer at once, from the probe's thread.",
     "overview": "Engine, pool, geometry, requests without tables, recent decisions, counters, capabilities.",
@@ -110,10 +115,12 @@ class FrameBuffer:
 
     Args:
         limit: Largest frame; raise it after the greeting.
+        quick: Refuse frames that take long to parse.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, quick: bool = False) -> None:
         self.limit = limit
+        self._quick = quick
         self._data = bytearray()
 
     def feed(self, data: bytes) -> None:
@@ -136,6 +143,10 @@ class FrameBuffer:
             return None
         body = bytes(data[HEAD_BYTES : HEAD_BYTES + size])
         del data[: HEAD_BYTES + size]
+        if self._quick and (body.count(b"[") + body.count(b"{") > MAX_LISTS or body.count(b",") > MAX_ITEMS):
+            raise ProtocolError(
+                "a frame has too many parts", why=f"{MAX_LISTS} lists and {MAX_ITEMS} items are allowed"
+            )
         return decode(body)
 
     def pending(self) -> int:

@@ -4,6 +4,9 @@ Invariant: an error is one clear message and never a traceback; ``KVCTL_DEBUG=1`
 by the ``kvctl`` script and by ``python -m kvctl``.
 """
 
+import codecs
+import contextlib
+import errno
 import importlib.util
 import io
 import os
@@ -21,21 +24,49 @@ _LIBRARIES = frozenset({"typer", "rich", "numpy", "textual", "prometheus_client"
 
 _BUG_URL = "the project's issue tracker"
 
+_PLAIN = {"●": "*", "◐": "%", "○": "o", "⇄": "~", "✗": "x", "█": "#", "░": ".", "·": "|", "…": ">", "µ": "u", "└": "`"}
+"""Our signs where the terminal's encoding has none of them; never "?", which means unknown."""
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+
 
 def run() -> NoReturn:
     """Run the command line of this process and exit."""
     pin_packages()
     sys.excepthook = _report_bug
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # A locale without our signs, or a lone surrogate in a file name, must not end a command.
-            stream.reconfigure(errors="replace")
+    prepare_streams()
     code = main(sys.argv[1:])
     try:
         sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        _report_bug(type(error), error, error.__traceback__)
     sys.exit(code)
+
+
+def prepare_streams() -> None:
+    """Make writing safe: a stream that the caller closed goes nowhere, a sign that cannot be encoded becomes plain.
+
+    A closed stream's number would otherwise be given to the next file or socket that is opened.
+    """
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - for the process
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - for the process
+    codecs.register_error("kvctl", _plain)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="kvctl")
+
+
+def _plain(error: UnicodeError) -> tuple[str, int]:
+    """Write what an encoding lacks, or a lone surrogate in a file name, as something that it has."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join(_PLAIN.get(sign, "?") for sign in lacking), error.end
 
 
 def pin_packages() -> None:
@@ -90,7 +121,8 @@ def _failed(error: "KvctlError", arguments: Sequence[str]) -> int:
     from .diagnostics import exit_code_of  # noqa: PLC0415 - after pin_packages
     from .output import say_error  # noqa: PLC0415
 
-    say_error(error, as_json=_wants_json(arguments))
+    with contextlib.suppress(OSError):  # where nobody can be told, the exit code still says it
+        say_error(error, as_json=_wants_json(arguments))
     return exit_code_of(error)
 
 
@@ -121,21 +153,33 @@ def _wants_json(arguments: Sequence[str]) -> bool:
 
 def _report_missing_library(name: str) -> NoReturn:
     """Say that this is the bare wheel, which is all that an engine needs but not enough for the command line."""
-    sys.stderr.write(f"kvctl: the library {name} is not installed\n")
-    sys.stderr.write("  why:  kvctl was installed without what it depends on, as an engine's environment needs it\n")
-    sys.stderr.write("  next: pip install kvctl in an environment of its own, or here\n")
-    sys.stderr.flush()
-    os._exit(2)
+    _say_and_exit(
+        2,
+        f"kvctl: the library {name} is not installed",
+        "  why:  kvctl was installed without what it depends on, as an engine's environment needs it",
+        "  next: pip install kvctl in an environment of its own, or here",
+    )
 
 
 def _report_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Say that kvctl itself is at fault, and exit with 4: a crash must not look like a verdict (1)."""
     if isinstance(error, ModuleNotFoundError) and error.name and error.name.split(".")[0] in _LIBRARIES:
         _report_missing_library(error.name.split(".")[0])
+    if isinstance(error, OSError) and error.errno in _FULL:
+        _say_and_exit(2, f"kvctl: the output cannot be written: {(error.strerror or kind.__name__).lower()}")
     if os.environ.get("KVCTL_DEBUG"):
         sys.__excepthook__(kind, error, trace)
-    sys.stderr.write(f"kvctl: internal error: {kind.__name__}: {error}\n")
-    sys.stderr.write("  why:  a bug in kvctl; the engine is not affected\n")
-    sys.stderr.write(f"  next: run it again with KVCTL_DEBUG=1 and report the traceback to {_BUG_URL}\n")
-    sys.stderr.flush()
-    os._exit(4)
+    _say_and_exit(
+        4,
+        f"kvctl: internal error: {kind.__name__}: {error}",
+        "  why:  a bug in kvctl; the engine is not affected",
+        f"  next: run it again with KVCTL_DEBUG=1 and report the traceback to {_BUG_URL}",
+    )
+
+
+def _say_and_exit(code: int, *lines: str) -> NoReturn:
+    """End this process at once, whatever becomes of its streams."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write("".join(f"{line}\n" for line in lines))
+        sys.stderr.flush()
+    os._exit(code)

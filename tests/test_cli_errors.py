@@ -182,7 +182,9 @@ def test_interrupt_is_130(tmp_path: Path) -> None:
     """^C ends a watch quietly with 130."""
     path = tmp_path / "s.kvsnap"
     save(gemma(), path)
-    command = [sys.executable, "-m", "kvctl", "inspect", "--snapshot", str(path), "-w", "-i", "600"]
+    # A shell starts its background jobs with SIGINT ignored, and children inherit that.
+    listening = ["env", "--default-signal=INT"]
+    command = [*listening, sys.executable, "-m", "kvctl", "inspect", "--snapshot", str(path), "-w", "-i", "600"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(tmp_path)
     )

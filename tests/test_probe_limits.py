@@ -114,7 +114,7 @@ def test_a_limit_reaches_the_engine_no_longer_than_its_chain(
 def test_answers_that_nobody_takes_do_not_pile_up(engine: TinyEngine, runtime: Path) -> None:
     """A reader that asks and does not read is not listened to any more; once it reads, it gets every answer."""
     where, server = endpoint(runtime), server_of(engine)
-    asked = 12_000
+    asked = 6_000
     question = wire.encode({"id": 1, "op": "ping", "args": {}})
     with connect_path(where.path, 10.0) as link:
         link.sendall(wire.encode({"hello": {"protocol": wire.PROTOCOL}}))
@@ -218,3 +218,17 @@ def test_a_host_without_threads_keeps_nothing(runtime: Path, monkeypatch: pytest
     assert not discover({"KVCTL_RUNTIME_DIR": str(runtime)})
     assert descriptors_open() == before
     engine.stop()
+
+
+@pytest.mark.parametrize("part", [b"[]", b"1"], ids=["lists", "numbers"])
+def test_a_frame_that_takes_long_to_parse_is_refused(engine: TinyEngine, runtime: Path, part: bytes) -> None:
+    """Parsing never lets go of the interpreter: 6 MB of empty lists would stop the engine for more than a second."""
+    body = b'{"id":1,"op":"ping","args":{"x":[' + b",".join([part] * 1_900_000) + b"]}}"
+    assert len(body) < wire.MAX_REQUEST
+    with connect_path(endpoint(runtime).path, 10.0) as link:
+        link.sendall(wire.encode({"hello": {"protocol": wire.PROTOCOL}}))
+        link.sendall(len(body).to_bytes(4, "little") + body)
+        received = b""
+        while data := link.recv(1 << 16):
+            received += data
+    assert b"too many parts" in received

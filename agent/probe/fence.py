@@ -48,13 +48,19 @@ class Fence:
         self._steps = 0
 
     def scheduled(self, requests: Collection[str]) -> None:
-        """Judge the registrations of a schedule call that scheduled ``requests``."""
-        self._stamps.fold()
-        folded = self._stamps.folded
-        for first, entries in folded:
-            missing = set(map(_request_of, entries)).difference(requests)
-            missing.discard(None)
-            if missing:
+        """Judge the registrations of a schedule call that scheduled ``requests``.
+
+        Pages are looked at only where something is wrong; else their stamps wait for the shadow of the batch.
+        """
+        stamps = self._stamps
+        folded = stamps.folded
+        names = set(map(_request_of, stamps.log)).union(*(map(_request_of, entries) for _, entries in folded))
+        missing = names.difference(requests)
+        missing.discard(None)
+        if missing or self._bad:
+            stamps.fold()
+        if missing:
+            for first, entries in folded:
                 self._brand(first, entries, missing)
         if self._bad:
             self._find_carriers(requests)

@@ -45,7 +45,7 @@ class Connection:
 
     def __init__(self, link: socket.socket, pid: int, uid: int) -> None:
         self.link = link
-        self.frames = wire.FrameBuffer(wire.MAX_GREETING)
+        self.frames = wire.FrameBuffer(wire.MAX_GREETING, quick=True)
         self.out: deque[tuple[memoryview, int | None]] = deque()
         """Bytes to send, each with the descriptor that rides on its first byte; it is ours to close."""
         self.waiting = 0

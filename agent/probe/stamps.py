@@ -84,6 +84,7 @@ class Stamps:
     def begin_step(self, step: int) -> None:
         """Registrations from now on belong to schedule call ``step``."""
         self.fold()
+        self.folded.clear()
         self._step = step
         self._base = step << STEP_SHIFT
         self._calls = 0
@@ -92,6 +93,7 @@ class Stamps:
     def begin_update(self, step: int) -> None:
         """Registrations from now on belong to ``step``, whose output is being processed."""
         self.fold()
+        self.folded.clear()
         self._saved = self._calls
         self._base = (step << STEP_SHIFT) + UPDATE_CALLS
         self._calls = 0

@@ -30,7 +30,7 @@ MOVING = (
     (r"\d[\d,.]*( µs| ms| s)\b", "TOOK"),
     (r"\d[\d,.]*", "N"),
     (r"\s+", " "),
-    (r" #\s*$", ""),
+    (r"\s?#\s*$", ""),
 )
 """What differs from run to run, with what stands for it; the last takes away what the scroll bar leaves."""
 
