@@ -10,6 +10,7 @@ Invariant: nothing is allocated for a frame before its length was checked. Both 
 """
 
 import json
+import secrets
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -35,6 +36,13 @@ MAX_REPLY: Final = 256 << 20
 """Largest frame that a client accepts (page tables of requests in a pool of millions of pages)."""
 MAX_GREETING: Final = 4096
 """Largest first frame that a probe accepts: until then nothing is known of the other side."""
+
+PIECE: Final = 1 << 16
+"""Characters that are written at once."""
+_MARKED: Final = f"\0{secrets.token_hex(16)}"
+_MARK: Final = json.dumps(_MARKED)[1:-1]
+"""Stands for a long text; random, so that no text of the message can be taken for it."""
+_quoted: Final = json.encoder.encode_basestring
 
 MAX_LISTS: Final = 1 << 14
 MAX_ITEMS: Final = 1 << 17
@@ -88,11 +96,30 @@ _NAMES: Final = {kind: name for name, kind in _ERRORS.items()}
 
 
 def encode(message: Mapping[str, Any]) -> bytes:
-    """Return the frame of a message."""
-    body = json.dumps(message, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode(
-        "utf-8", errors="surrogatepass"
-    )
-    return len(body).to_bytes(HEAD_BYTES, "little") + body
+    """Return the frame of a message; packed tables are written piece by piece, because json never pauses."""
+    long: list[str] = []
+    text = json.dumps(_shortened(message, long), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    pieces = text.split(_MARK) if long else [text]
+    parts = [_bytes(pieces[0])]
+    for value, after in zip(long, pieces[1:], strict=True):
+        parts += [_bytes(_quoted(value[at : at + PIECE])[1:-1]) for at in range(0, len(value), PIECE)]
+        parts.append(_bytes(after))
+    size = sum(map(len, parts))
+    return b"".join([size.to_bytes(HEAD_BYTES, "little"), *parts])
+
+
+def _shortened(value: Any, long: list[str]) -> Any:
+    """Put a mark for each long text in nested objects; ``long`` gets the texts in their order."""
+    if isinstance(value, dict):
+        return {name: _shortened(item, long) for name, item in value.items()}
+    if isinstance(value, str) and len(value) > PIECE:
+        long.append(value)
+        return _MARKED
+    return value
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", errors="surrogatepass")
 
 
 def decode(body: bytes) -> dict[str, Any]:

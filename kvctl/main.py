@@ -25,6 +25,7 @@ _LIBRARIES = frozenset({"typer", "rich", "numpy", "textual", "prometheus_client"
 _BUG_URL = "the project's issue tracker"
 
 _PLAIN = {"●": "*", "◐": "%", "○": "o", "⇄": "~", "✗": "x", "█": "#", "░": ".", "·": "|", "…": ">", "µ": "u", "└": "`"}
+_PLAIN |= dict(zip("▁▂▃▄▅▆▇", "__--==^", strict=True))
 """Our signs where the terminal's encoding has none of them; never "?", which means unknown."""
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})

@@ -1,6 +1,8 @@
 """The wire: frames, errors, and values as JSON."""
 
+import base64
 import json
+from array import array
 from pathlib import Path
 
 import pytest
@@ -24,6 +26,7 @@ from agent.errors import (
 from agent.model.decision import Decision
 from agent.model.groups import Geometry
 from agent.model.snapshot import EngineInfo, RequestInfo, Snapshot
+from agent.probe.answers import pack
 from tests.support import snapshots
 
 GOLDEN = Path(__file__).parent / "golden" / "wire"
@@ -159,3 +162,22 @@ def test_golden_frames(name: str) -> None:
 def test_every_change_is_an_operation() -> None:
     """The list of operations that change something names operations that exist."""
     assert wire.OPS.keys() >= wire.CHANGES
+
+
+@pytest.mark.parametrize(
+    "text", ["a" * 200_000, '\\"\n\0é\ud800' * 40_000, "\0" * 70_000], ids=["plain", "signs", "nul"]
+)
+def test_long_texts_are_written_in_pieces(text: str) -> None:
+    """The bytes are the same as those of json, wherever the text is cut."""
+    message = {"id": 1, "result": {"a": text, "b": {"c": text[:-1], "d": [text]}, "e": "short"}}
+    plain = json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode("utf-8", errors="surrogatepass")
+    frame = wire.encode(message)
+    assert frame[4:] == plain
+    assert int.from_bytes(frame[:4], "little") == len(plain)
+    assert wire.decode(frame[4:]) == message
+
+
+def test_packed_pages_join() -> None:
+    """Base64 made in pieces is base64."""
+    ids = list(range(200_000))
+    assert base64.b64decode(pack(ids), validate=True) == array("I", ids).tobytes()

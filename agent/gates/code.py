@@ -30,7 +30,7 @@ class Code:
     """Severity once the code is on record as clean; until then an error is shown as an experimental warning."""
     title: str
     sentence: str
-    """Template of the finding's sentence; its fields are the finding's values."""
+    """Template of the sentence; its fields are the finding's values, ``[page is|pages are]`` follows ``count``."""
     cause: str
     confirm: str
     """How to make sure that it is so."""

@@ -16,7 +16,7 @@ BLOCK_CODES = (
         gate=_G,
         severity=_E,
         title="hash table names a page whose own hash differs",
-        sentence="the hash table names {count} page(s) that carry another key, first page {page}",
+        sentence="the hash table names {count} [page that carries|pages that carry] another key, first page {page}",
         cause="An entry of the hash table was left behind when its page got another owner, so that a look-up binds a "
         "page with somebody else's tokens.",
         confirm="Run `kvctl inspect pages` on the page and compare its key with the prefix that hits it; repeat "
@@ -30,7 +30,7 @@ BLOCK_CODES = (
         gate=_G,
         severity=_W,
         title="page carries a hash that the hash table does not have",
-        sentence="{count} page(s) carry a key that the hash table does not have, first page {page}",
+        sentence="{count} [page carries|pages carry] a key that the hash table does not have, first page {page}",
         cause="The entry was removed without resetting the page. The page can never be hit again, and an eviction "
         "that removes its key may remove somebody else's.",
         confirm="The pages stay in the list over several runs while nothing hits them.",
@@ -41,7 +41,7 @@ BLOCK_CODES = (
         gate=_G,
         severity=_E,
         title="negative reference count",
-        sentence="{count} page(s) have a negative reference count, first page {page} ({value})",
+        sentence="{count} [page has|pages have] a negative reference count, first page {page} ({value})",
         cause="A page was freed more often than it was taken: a double free.",
         confirm="KV107 or KV106 usually come with it. Compare the tables of running requests: nobody holds the page.",
         remedy=_RESTART + " Until then the page can be handed to two requests.",
@@ -53,7 +53,7 @@ BLOCK_CODES = (
         gate=_G,
         severity=_E,
         title="referenced page is in the free list",
-        sentence="{count} page(s) are held and in the free list at once, first page {page}",
+        sentence="{count} [page is|pages are] held and in the free list at once, first page {page}",
         cause="A page was put back while somebody still holds it, or taken without leaving the free list. The next "
         "allocation overwrites it under its holder.",
         confirm="`kvctl inspect requests` shows who holds the page.",
@@ -66,7 +66,7 @@ BLOCK_CODES = (
         gate=_G,
         severity=_W,
         title="unreferenced page is in no free list",
-        sentence="{count} page(s) are held by nobody and in no free list (leak), first page {page}",
+        sentence="{count} [page is|pages are] held by nobody and in no free list (leak), first page {page}",
         cause="A path that ends a request forgot to give pages back, typically an abort or a failed transfer.",
         confirm="The number never falls while the engine idles.",
         remedy="Capacity is lost until the engine restarts; plan a restart when the number matters.",
@@ -91,7 +91,7 @@ BLOCK_CODES = (
         gate=_G,
         severity=_E,
         title="page twice in the free list",
-        sentence="{count} page(s) stand in the free list more than once, first page {page}",
+        sentence="{count} [page stands|pages stand] in the free list more than once, first page {page}",
         cause="A double free. Two allocations will get the same page, and two requests write into each other.",
         confirm="The free counter is larger than the number of different free pages (KV106).",
         remedy=_RESTART,
@@ -113,8 +113,8 @@ BLOCK_CODES = (
         gate=_G,
         severity=_E,
         title="a request's table names a page with reference count 0",
-        sentence="{count} page(s) stand in request tables although nobody is counted as their holder, first page "
-        "{page} of request {request} (use after free)",
+        sentence="{count} [page stands|pages stand] in request tables although nobody is counted as a holder, first "
+        "page {page} of request {request} (use after free)",
         cause="A page was freed under a running request. It will be handed to somebody else and overwritten.",
         confirm="`kvctl inspect requests` lists the page for the request; its count is 0.",
         remedy="Abort the request; its output cannot be trusted. " + _RESTART,
@@ -125,8 +125,8 @@ BLOCK_CODES = (
         gate=_G,
         severity=_E,
         title="reference count differs from the number of holders",
-        sentence="{count} page(s) have a count that differs from their holders, first page {page}: count {value}, "
-        "holders {holders}",
+        sentence="{count} [page has|pages have] a count that differs from the holders, first page {page}: count "
+        "{value}, holders {holders}",
         cause="A holder was added or removed without counting it. Too low: the page is freed under a holder. Too "
         "high: it is never freed.",
         confirm="Tables of requests, pins, deferred frees, copies and transfers are all counted; look at each of them "
@@ -140,7 +140,7 @@ BLOCK_CODES = (
         gate=_G,
         severity=_E,
         title="page owned by two groups",
-        sentence="{count} page(s) belong to two groups, first page {page}: groups {first} and {second}",
+        sentence="{count} [page belongs|pages belong] to two groups, first page {page}: groups {first} and {second}",
         cause="Two groups of layers write their own kind of state into the same bytes.",
         confirm="`kvctl inspect requests` shows the page in the tables of both groups.",
         remedy=_RESTART,
@@ -150,7 +150,7 @@ BLOCK_CODES = (
         gate=_G,
         severity=_E,
         title="page id out of range",
-        sentence="{count} page id(s) lie outside the pool of {size} pages, first {page} in {where}",
+        sentence="{count} [page id lies|page ids lie] outside the pool of {size} pages, first {page} in {where}",
         cause="A table was read from another pool, or memory was overwritten.",
         confirm="Compare with the number of pages in `kvctl inspect overview`.",
         remedy=_RESTART,
@@ -160,7 +160,7 @@ BLOCK_CODES = (
         gate=_G,
         severity=_E,
         title="generation moved between check and use",
-        sentence="{count} page(s) changed between check and use, first page {page}: {how}",
+        sentence="{count} [page|pages] changed between check and use, first page {page}: {how}",
         cause="A page was checked for one prefix and used after it had got another owner; or its content changed "
         "without a new generation, so that checks against the generation are void.",
         confirm="`kvctl_toctou_conflicts_total` counts it; the decision log names the request.",
@@ -183,7 +183,7 @@ BLOCK_CODES = (
         gate=_G,
         severity=_E,
         title="page in use while a transfer into or out of it runs",
-        sentence="{count} page(s) are in use while a transfer {direction} runs, first page {page}",
+        sentence="{count} [page is|pages are] in use while a transfer {direction} runs, first page {page}",
         cause="A page was handed out before the copy into it, or out of it, was acknowledged.",
         confirm="`kvctl inspect tiers` shows the transfer.",
         remedy="The named requests may read or store another request's bytes: abort them, and invalidate the pages.",
@@ -194,8 +194,8 @@ BLOCK_CODES = (
         gate=_G,
         severity=_W,
         title="hash covers fewer tokens than the page holds",
-        sentence="{count} page(s) of group {group} carry a key that ends inside the page, first page {page} at "
-        "{value} tokens",
+        sentence="{count} [page|pages] of group {group} [carries|carry] a key that ends inside the page, "
+        "first page {page} at {value} tokens",
         cause="The key was registered for a partly filled page. With partial hits this is how the engine works, and "
         "only a note; without them the rest of the page is never reused.",
         confirm="Position modulo the block size is not 0 in `kvctl inspect pages`.",
@@ -206,7 +206,7 @@ BLOCK_CODES = (
         gate=_G,
         severity=_E,
         title="page holds another position than its table says",
-        sentence="{count} page(s) hold another position than their table says, first page {page} of request "
+        sentence="{count} [page holds|pages hold] another position than the table says, first page {page} of request "
         "{request}: table {table}, page {value} tokens",
         cause="Tables were shifted, or a page of another prefix was bound.",
         confirm="`kvctl inspect requests` lists the table; `kvctl inspect pages` the position of the page.",
@@ -218,7 +218,8 @@ BLOCK_CODES = (
         gate=_G,
         severity=_E,
         title="page is in the hash table but was never computed",
-        sentence="{count} page(s) can be hit but were never computed, first page {page} ({value} tokens)",
+        sentence="{count} [page can be hit but was|pages can be hit but were] never computed, first page {page} "
+        "({value} tokens)",
         cause="The engine registers a key when it allocates. The request was preempted in the same step, so no "
         "scheduler output ever covered these pages; they hold the bytes of their previous owner.",
         confirm="The page's stamp is one of the registrations that no output covered. A request that hits it answers "
@@ -233,7 +234,7 @@ BLOCK_CODES = (
         gate=_G,
         severity=_E,
         title="page was computed on top of a never-computed one",
-        sentence="{count} page(s) were computed on top of a page that was never computed, first page {page}",
+        sentence="{count} [page was|pages were] computed on top of a page that was never computed, first page {page}",
         cause="A request hit a page of KV118 and went on from there; all that follows is wrong as well.",
         confirm="The chain of the page contains a page of KV118, now or before an eviction.",
         remedy="Invalidate them together with the pages of KV118.",

@@ -15,7 +15,7 @@ CONTRACT_CODES = (
         gate=_G,
         severity=_E,
         title="weights changed, cache not reset",
-        sentence="{count} cached page(s) were computed with older weights ({cause}), first page {page}",
+        sentence="{count} cached [page was|pages were] computed with older weights ({cause}), first page {page}",
         cause="Weights were updated, reloaded or replaced by another adapter under the same name; engines leave the "
         "decision to reset the prefix cache to the operator.",
         confirm="`kvctl fingerprint show` names the change; the stamps of the pages are older than it.",
@@ -29,7 +29,8 @@ CONTRACT_CODES = (
         gate=_G,
         severity=_E,
         title="contract differs from the pinned one",
-        sentence="{count} field(s) of the contract differ from the pinned one, first {field}: {pinned} is now {value}",
+        sentence="{count} [field of the contract differs|fields of the contract differ] from the pinned one, "
+        "first {field}: {pinned} is now {value}",
         cause="The engine was started or updated with another layout, precision, geometry or backend than the one "
         "that was agreed.",
         confirm="`kvctl fingerprint diff` lists the fields.",
@@ -42,8 +43,8 @@ CONTRACT_CODES = (
         gate=_G,
         severity=_E,
         title="tensor dtype, shape or strides differ from the group's spec",
-        sentence="{count} tensor(s) differ from their group's spec, first {layer} on rank {rank}: {what} is {value}, "
-        "spec says {expected}",
+        sentence="{count} [tensor differs from its|tensors differ from their] group's spec, first {layer} on rank "
+        "{rank}: {what} is {value}, spec says {expected}",
         cause="Worker and scheduler were configured differently, or a backend changed the layout after the pages "
         "were planned.",
         confirm="`kvctl inspect groups -o json` shows the spec, the worker's tensor is in the finding.",
@@ -76,8 +77,8 @@ CONTRACT_CODES = (
         gate=_G,
         severity=_E,
         title="tier entry carries another fingerprint, or none",
-        sentence="tier {tier}: {count} of {checked} entries carry another fingerprint than this engine, or none; "
-        "first {name}",
+        sentence="tier {tier}: {count} of {checked} entries [carries|carry] another fingerprint than this engine, or "
+        "none; first {name}",
         cause="The folder or store was filled by an engine with another configuration or other weights, and its key "
         "does not contain them.",
         confirm="`kvctl fingerprint diff` between the tier's sidecar and the engine.",

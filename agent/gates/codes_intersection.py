@@ -15,7 +15,7 @@ INTERSECTION_CODES = (
         gate=_G,
         severity=_W,
         title="window hole",
-        sentence="group {group}: {count} decision(s) lost {lost} tokens to a hole in the window, last request "
+        sentence="group {group}: {count} [decision|decisions] lost {lost} tokens to a hole in the window, last request "
         "{request} at tokens {from_tokens}-{to_tokens}",
         cause="A page of a sliding window was evicted while the full history stayed; without the window nothing "
         "before the hole can be resumed.",
@@ -29,8 +29,8 @@ INTERSECTION_CODES = (
         gate=_G,
         severity=_W,
         title="tail missing or not joined",
-        sentence="group {group}: {count} decision(s) lost {lost} tokens because the tail is missing, last request "
-        "{request} at tokens {from_tokens}-{to_tokens}",
+        sentence="group {group}: {count} [decision|decisions] lost {lost} tokens because the tail is missing, last "
+        "request {request} at tokens {from_tokens}-{to_tokens}",
         cause="The state of the open compression group was evicted or never moved; one missing page of it makes the "
         "whole prefix unusable.",
         confirm="`kvctl explain` on the decision shows the waterfall and the missing page.",
@@ -52,8 +52,8 @@ INTERSECTION_CODES = (
         gate=_G,
         severity=_W,
         title="checkpoint missing at the boundary",
-        sentence="group {group}: {count} decision(s) lost {lost} tokens because no checkpoint ends at the boundary, "
-        "last request {request} at {to_tokens}",
+        sentence="group {group}: {count} [decision|decisions] lost {lost} tokens because no checkpoint ends at the "
+        "boundary, last request {request} at {to_tokens}",
         cause="A recurrent state is kept at some boundaries only, and cannot be rolled back to another one.",
         confirm="`kvctl explain` on the decision lists the boundaries with a checkpoint.",
         remedy="A denser retention or a smaller interval between checkpoints.",
@@ -102,7 +102,7 @@ INTERSECTION_CODES = (
         gate=_G,
         severity=_W,
         title="registered, not ready",
-        sentence="{count} prefix(es) are registered but not ready, first {name}",
+        sentence="{count} [prefix is|prefixes are] registered but not ready, first {name}",
         cause="An index lists a prefix whose transfer has not been acknowledged, or whose page has not been computed "
         "yet.",
         confirm="The entry turns ready after a moment; if it does not, the acknowledgement was lost.",
@@ -146,8 +146,8 @@ INTERSECTION_CODES = (
         gate=_G,
         severity=_E,
         title="external tail on top of a local prefix of a recurrent group",
-        sentence="{count} decision(s) joined {external} external tokens to a local prefix although group {group} is "
-        "recurrent, last request {request}",
+        sentence="{count} [decision|decisions] joined {external} external tokens to a local prefix although group "
+        "{group} is recurrent, last request {request}",
         cause="A recurrent state is the whole history: a local one and a tail from elsewhere do not add up.",
         confirm="The decision shows local and external tokens greater than 0.",
         remedy="Load the whole prefix from one place; let the connector answer for the whole prefix only.",

@@ -17,8 +17,8 @@ ALIGNMENT_CODES = (
         gate=_A,
         severity=_E,
         title="base address not aligned",
-        sentence="{count} tensor(s) start at an address that is no multiple of {required}, first {layer} on rank "
-        "{rank}: {value} bytes off",
+        sentence="{count} [tensor starts|tensors start] at an address that is no multiple of {required}, first "
+        "{layer} on rank {rank}: {value} bytes off",
         cause="The storage was allocated, or offset into, without the alignment that the kernel reads with.",
         confirm="Address modulo the required alignment is in the finding.",
         remedy=_LAYOUT,
@@ -29,8 +29,8 @@ ALIGNMENT_CODES = (
         gate=_A,
         severity=_E,
         title="block stride is no multiple of the required alignment",
-        sentence="{count} tensor(s) have a block stride that is no multiple of {required}, first {layer} on rank "
-        "{rank}: {value} bytes",
+        sentence="{count} [tensor has|tensors have] a block stride that is no multiple of {required}, first {layer} "
+        "on rank {rank}: {value} bytes",
         cause="Page 0 is aligned, page 1 is not.",
         confirm="Stride modulo the required alignment is not 0.",
         remedy=_LAYOUT,
@@ -41,8 +41,8 @@ ALIGNMENT_CODES = (
         gate=_A,
         severity=_E,
         title="page bytes not padded to the kernel's unit",
-        sentence="{count} layer(s) have pages that are not padded to the kernel's unit of {required} bytes, first "
-        "{layer}: {value} bytes",
+        sentence="{count} [layer has|layers have] pages that are not padded to the kernel's unit of {required} bytes, "
+        "first {layer}: {value} bytes",
         cause="The kernel copies whole units (576 bytes for rows of FlashMLA in fp8) and reads beyond a page that is "
         "not padded.",
         confirm="Page bytes modulo the unit are not 0.",
@@ -53,7 +53,8 @@ ALIGNMENT_CODES = (
         gate=_A,
         severity=_E,
         title="last page ends beyond the allocation",
-        sentence="{count} tensor(s) end beyond their allocation, first {layer} on rank {rank}: {value} bytes over",
+        sentence="{count} [tensor ends beyond its|tensors end beyond their] allocation, first {layer} on rank {rank}: "
+        "{value} bytes over",
         cause="Pages were counted with another stride or page size than the memory was allocated with.",
         confirm="Address, stride, pages and allocation are in the finding's values.",
         remedy=_LAYOUT,
@@ -73,8 +74,8 @@ ALIGNMENT_CODES = (
         gate=_A,
         severity=_E,
         title="row not aligned for bulk copies",
-        sentence="{count} layer(s) have rows that bulk copies cannot read, first {layer}: {value} bytes, no multiple "
-        "of {required}",
+        sentence="{count} [layer has|layers have] rows that bulk copies cannot read, first {layer}: {value} bytes, no "
+        "multiple of {required}",
         cause="Bulk copies move multiples of 16 bytes.",
         confirm="Row bytes modulo the required alignment are not 0.",
         remedy=_LAYOUT,
@@ -84,7 +85,7 @@ ALIGNMENT_CODES = (
         gate=_A,
         severity=_W,
         title="host page not pinned or not page-aligned",
-        sentence="{count} host pool(s) are {what}, first {layer}",
+        sentence="{count} host [pool is|pools are] {what}, first {layer}",
         cause="The pool was allocated without page-locking; copies are staged and slow, and some cannot run "
         "asynchronously.",
         confirm="`kvctl inspect tiers` shows the pool.",
@@ -95,8 +96,8 @@ ALIGNMENT_CODES = (
         gate=_A,
         severity=_E,
         title="file size differs from page size",
-        sentence="tier {tier}: {count} file(s) have another size than a page, first {name}: {value} bytes where "
-        "{expected} belong",
+        sentence="tier {tier}: {count} [file has|files have] another size than a page, first {name}: {value} bytes "
+        "where {expected} belong",
         cause="A write was interrupted, or two stores shared a temporary name; the index says that it is there.",
         confirm="Compare the size on disk.",
         remedy="Remove or quarantine the files; a later request recomputes them.",
@@ -162,8 +163,8 @@ REDLINE_CODES = (
         gate=_R,
         severity=_E,
         title="a plan was executed under another generation",
-        sentence="plan {plan} was {done} though {count} page(s) had moved, first page {page}: generation {planned} is "
-        "now {found}",
+        sentence="plan {plan} was {done} though {count} [page|pages] had moved, first page {page}: generation "
+        "{planned} is now {found}",
         cause="Between plan and execution the pages got other owners.",
         confirm="The plan file holds the generations it was made with.",
         remedy="Make a new plan. If it was executed, the named pages were other prefixes than intended.",
@@ -174,8 +175,8 @@ REDLINE_CODES = (
         gate=_R,
         severity=_E,
         title="pages bound at use are not those checked",
-        sentence="{count} page(s) were bound that are not those checked, last request {request}: checked {checked}, "
-        "bound {page}",
+        sentence="{count} [page was bound that is not the one|pages were bound that are not those] checked, last "
+        "request {request}: checked {checked}, bound {page}",
         cause="Check and bind are not one critical section.",
         confirm="`kvctl_toctou_conflicts_total` counts it.",
         remedy="The answers of the named requests cannot be trusted; report it with the snapshot.",

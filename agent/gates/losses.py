@@ -88,7 +88,7 @@ def _add(view: View, report: GateReport, reason: Reason, group: GroupId, loss: _
             tokens=(start, end),
             value=decision.usable,
             expected=decision.logical,
-            where=f"request {decision.request}, {loss.count} decision(s)",
+            where=f"request {decision.request}, {loss.count} decision{'' if loss.count == 1 else 's'}",
             count=loss.count,
         )
         return

@@ -4,6 +4,7 @@ Invariant: each code ends exactly one way: looked at with a number of objects, f
 a finding exists only for a code that was looked at. Used by the gates only.
 """
 
+import re
 from collections.abc import Iterable
 
 from ..model.finding import Finding, GateName, GateResult, Severity, Verdict
@@ -17,6 +18,9 @@ MAX_PAGES = 4096
 
 _GROUP_FIELDS = {"group", "raised"}
 """Values that are group ids: a sentence shows the group's name."""
+
+_NUMBERED = re.compile(r"\[([^|\]]*)\|([^\]]*)\]")
+"""``[page is|pages are]`` in a sentence: the words for one, and for any other number."""
 
 _TORN_STEP = {Severity.ERROR: Severity.WARNING, Severity.WARNING: Severity.INFO, Severity.INFO: Severity.INFO}
 _TORN = "the capture is torn: parts of it are from different moments, so this may be no fault; read again"
@@ -86,7 +90,7 @@ class GateReport:
             Finding(
                 code=code,
                 severity=severity,
-                sentence=entry.sentence.format(**shown),
+                sentence=_numbered(entry.sentence, shown.get("count")).format(**shown),
                 pages=named,
                 group=None if group is None else GroupId(group),
                 tokens=tokens,
@@ -126,6 +130,11 @@ class GateReport:
             looked=dict(sorted(self._looked.items())),
             duration_ns=duration_ns,
         )
+
+
+def _numbered(sentence: str, count: str | float | None) -> str:
+    """Choose between the words for one and for many."""
+    return _NUMBERED.sub(r"\1" if count == 1 else r"\2", sentence)
 
 
 def _command(pattern: str | None, pages: tuple[PageId, ...]) -> str | None:

@@ -18,6 +18,9 @@ from ..model.states import KEY_BYTES
 PACKED = frozenset({"requests", "free_list", "hash_table"})
 """Parts that travel packed."""
 
+PIECE = 3 << 16
+"""Bytes that are turned into text at once: a multiple of three, so that the pieces join."""
+
 if TYPE_CHECKING:
     from ..engines.base import RequestRow
     from .lifecycle import Probe
@@ -75,7 +78,13 @@ class FreeListWalk:
 
 def pack(ids: Iterable[int]) -> str:
     """Return page ids as base64 of little-endian uint32."""
-    return base64.b64encode(array("I", ids).tobytes()).decode("ascii")
+    return text_of(array("I", ids).tobytes())
+
+
+def text_of(data: bytes) -> str:
+    """Return base64, made in pieces: the interpreter is the engine's, too."""
+    pieces = [base64.b64encode(data[at : at + PIECE]) for at in range(0, len(data), PIECE)]
+    return b"".join(pieces).decode("ascii")
 
 
 def natural(name: str, value: Any) -> int:
@@ -142,8 +151,8 @@ def table_plain(table: list[tuple[bytes, Any]], page_ids: Callable[[Any], list[i
     rows = [(key, page) for key, held in table for page in (held if isinstance(held, list) else (held,))]
     return {
         "count": len(rows),
-        "key": base64.b64encode(b"".join([key[:KEY_BYTES] for key, _ in rows])).decode("ascii"),
-        "group": base64.b64encode(bytes([key[-1] for key, _ in rows])).decode("ascii"),
+        "key": text_of(b"".join([key[:KEY_BYTES] for key, _ in rows])),
+        "group": text_of(bytes([key[-1] for key, _ in rows])),
         "page": pack(page_ids([page for _, page in rows])),
     }
 

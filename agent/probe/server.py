@@ -18,7 +18,8 @@ from typing import Any, Final
 
 from .. import paths, wire
 from ..errors import AgentError, KvctlError, ProtocolError, RefusedError
-from .answers import Deferred, Reader
+from .answers import Deferred
+from .connection import Connection, listen
 from .guard import Guard
 from .operations import Operations
 from .safepoint import Job
@@ -38,25 +39,6 @@ PUMP_S: Final = 0.005
 """How often jobs are offered to an idle engine that has no thread of its own."""
 _OVERFLOW_UID: Final = 65534
 _CREDENTIALS: Final = struct.Struct("3i")
-
-
-class Connection:
-    """One reader."""
-
-    def __init__(self, link: socket.socket, pid: int, uid: int) -> None:
-        self.link = link
-        self.frames = wire.FrameBuffer(wire.MAX_GREETING, quick=True)
-        self.out: deque[tuple[memoryview, int | None]] = deque()
-        """Bytes to send, each with the descriptor that rides on its first byte; it is ours to close."""
-        self.waiting = 0
-        """Bytes in ``out``."""
-        self.greeted = False
-        self.closing = False
-        """Close as soon as everything is sent."""
-        self.questions = 0
-        self.since = time.monotonic()
-        """When it connected, or last took bytes while some were waiting."""
-        self.reader = Reader(pid=pid, uid=uid)
 
 
 class Server:
@@ -89,7 +71,7 @@ class Server:
         self._connections: set[Connection] = set()
         self._finished: deque[tuple[Connection, Any, Deferred, Job]] = deque()
         self._stop = False
-        self._listener = _listen(folder, name.text())
+        self._listener = listen(folder, name.text(), MAX_READERS)
         try:
             self._selector = selectors.DefaultSelector()
             self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -394,24 +376,3 @@ class Server:
     def readers(self) -> int:
         """Number of connections."""
         return len(self._connections)
-
-
-def _listen(folder: Path, name: str) -> socket.socket:
-    """Bind by way of the folder's descriptor: socket addresses hold 107 bytes, and the folder cannot be swapped."""
-    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name, dir_fd=descriptor)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            # The folder is 0700, so nobody gets between bind and chmod; umask belongs to the whole host process.
-            listener.bind(f"/proc/self/fd/{descriptor}/{name}")
-            os.chmod(name, 0o600, dir_fd=descriptor)
-            listener.listen(MAX_READERS)
-            listener.settimeout(0)
-        except OSError:
-            listener.close()
-            raise
-        return listener
-    finally:
-        os.close(descriptor)

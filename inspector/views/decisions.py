@@ -188,8 +188,9 @@ def _group_lines(geometry: Geometry, item: Decision) -> list[str]:
 
 
 def _step_line(geometry: Geometry, step: WaterfallStep) -> str:
-    where = group_name(geometry, step.group) or "by design"
-    return f"{count(step.from_tokens):>9} -> {count(step.to_tokens):<9} {step.reason} ({where})"
+    where = group_name(geometry, step.group) or ("by design" if step.reason in BY_DESIGN else None)
+    line = f"{count(step.from_tokens):>9} -> {count(step.to_tokens):<9} {step.reason}"
+    return line if where is None else f"{line} ({where})"
 
 
 def _lookup_line(item: Decision) -> str:

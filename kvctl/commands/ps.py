@@ -42,6 +42,7 @@ def _listed(options: Options) -> "Report":
         snapshot = FileSource(target.snapshot).read(Need.OVERVIEW, lambda _: None)
         return engines([Row(pid=snapshot.engine.pid, snapshot=snapshot)], empty=_EMPTY)
     from agent.discovery import EndpointState, discover, endpoint_at
+    from inspector.format import plural
 
     found = [endpoint_at(target.socket)] if target.socket is not None else discover()
     live = [item for item in found if item.state is EndpointState.LIVE and target.pid in {None, item.pid}]
@@ -56,10 +57,11 @@ def _listed(options: Options) -> "Report":
     others = sum(item.state in {EndpointState.FOREIGN, EndpointState.UNSAFE} for item in found)
     notes = []
     if dead:
-        notes.append(f"note: leftovers of {dead} dead engine(s); kvctl doctor --fix removes them")
+        notes.append(f"note: leftovers of {plural(dead, 'dead engine')}; kvctl doctor --fix removes them")
     if others:
         notes.append(
-            f"note: {others} socket(s) not used: of other users, or in folders that others may write; kvctl doctor"
+            f"note: {plural(others, 'socket')} not used: of other users, or in folders that others may write; "
+            "kvctl doctor"
         )
     return replace(engines(rows, empty=_EMPTY), notes=notes)
 

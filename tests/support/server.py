@@ -23,7 +23,8 @@ from tests.support.waiting import wait_for
 if TYPE_CHECKING:
     from agent.session import Session
 
-START_S = 300.0
+START_S = 600.0
+"""Data parallel servers on two busy cores; an idle machine needs 25 s for one engine."""
 STOP_S = 30.0
 
 

@@ -108,9 +108,8 @@ def test_groups(window: Terminal, size: tuple[int, int]) -> None:
     """The groups show what each holds, and the waterfall of the prefix that fell from 576 tokens to none."""
     window.resize(*size)
     window.press("2")
-    text = window.shows(
-        "[2 Groups]", "waterfall of the latest decision with a loss", "576 -> 0", "not_retained", "q quit"
-    )
+    words = ("[2 Groups]", "waterfall of the latest decision with a loss", "576 -> 0", "not_retained")
+    text = settled(window, size, *words, *(("RESUMES",) if size[0] > 100 else ()))
     check("groups", text, size)
 
 
