@@ -34,6 +34,10 @@ class Changes:
         adapter = self._probe.adapter
         wanted = {*keys, *adapter.keys_of(pages)}
         found = adapter.pages_of(wanted)
+        # A page may carry a second key (partial hits) that goes with it: the plan has to name that one, too.
+        while more := adapter.keys_of({page for held in found.values() for page in held}) - wanted:
+            wanted |= more
+            found = {**found, **adapter.pages_of(more)}
         entries = [
             {
                 "group": group,

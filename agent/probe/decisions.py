@@ -5,7 +5,7 @@ are apart. Bounded memory. Engine's thread only, except :meth:`Recorder.since`.
 """
 
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -70,7 +70,7 @@ class Recorder:
     def __init__(self, options: Options, counters: Counters) -> None:
         self._options = options
         self._counters = counters
-        self._stash: dict[str, Stash] = {}
+        self._stash: OrderedDict[str, Stash] = OrderedDict()
         self._ring: deque[tuple[Any, ...]] = deque(maxlen=options["decisions_kept"])
         self._number = 0
         self._epoch = 0
@@ -100,7 +100,7 @@ class Recorder:
         stash = self._stash.get(request)
         if stash is None:
             if len(self._stash) >= STASH_LIMIT:
-                del self._stash[next(iter(self._stash))]
+                self._stash.popitem(last=False)
             stash = self._stash[request] = Stash()
         if stash.step != self.step:
             # The engine may look up twice in one schedule call (connectors); that is one look-up.

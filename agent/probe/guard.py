@@ -79,7 +79,8 @@ class Guard:
         self._precise = 0
         self._clock: Callable[[], int] = time.perf_counter_ns
         self._on_open: list[Callable[[], object]] = []
-        self._open_lock = threading.Lock()
+        # Re-entrant: a finalizer that the garbage collector runs here may fail and come back.
+        self._open_lock = threading.RLock()
 
     def on_open(self, remove: Callable[[], object]) -> None:
         """Register what has to be taken out of the engine when the breaker opens; the latest goes first."""
