@@ -145,6 +145,15 @@ def endpoint_at(path: Path, *, trusted: Iterable[int] = ()) -> Endpoint:
             return endpoint
     raise TargetError(
         f"no engine socket at {path}",
-        why="there is no such socket" if not path.exists() else "its name is not one that kvctl gives",
+        why=_why_none(path),
         next_step="kvctl ps lists the engines of this host",
     )
+
+
+def _why_none(path: Path) -> str:
+    """Say why a path is no socket of ours."""
+    try:
+        found = path.exists()
+    except PermissionError:
+        return "its folder is closed to you"
+    return "its name is not one that kvctl gives" if found else "there is no such socket"
