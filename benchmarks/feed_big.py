@@ -1,6 +1,6 @@
 """The feed at one million pages: cost of chunks, time to a whole table, snapshot copy, memory of a reader.
 
-Run: ``python benchmarks/feed_big.py`` where vLLM is installed. Prints a markdown table. Goals: a whole table within 15 s
+Run: ``python benchmarks/feed_big.py`` where vLLM is. Prints a markdown table. Goals: a whole table within 15 s
 under load at 10 ms a step and 0.5 s idle, a snapshot copy within 10 ms, at most 1 GB for a reader.
 """
 

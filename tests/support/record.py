@@ -9,6 +9,7 @@ window was kept there; other traffic then pushes window pages out while the full
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,10 @@ def main(path: Path) -> None:
                 running = [pool.submit(server.http.complete, prompt(f"long {n}", 300), tokens=500) for n in range(2)]
                 wait_for(lambda: len(session.overview().requests or ()) == 2, "two requests to run")
                 session.poll()
-                save(session.snapshot(free_list=True), path, version=__version__)
+                found = session.snapshot(free_list=True)
+                # The model lies in a folder that was made for the recording: its last part says which it is.
+                named = replace(found.engine, model=Path(found.engine.model).name)
+                save(replace(found, engine=named), path, version=__version__)
                 for answer in running:
                     answer.result(timeout=300)
 
