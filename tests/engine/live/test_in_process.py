@@ -185,6 +185,10 @@ def test_questions_while_another_thread_steps(engine: Engine) -> None:
 def test_leaving_takes_the_joined_hooks_away(engine: Engine) -> None:
     """After the last reader has gone, also one that just closed, the pool has its always-on hooks only."""
     pool = engine.core.scheduler.kv_cache_manager.block_pool
+    feed = engine.probe.feed
+    assert feed is not None
+    # Readers of earlier tests leave at the next safe point after their connection has closed.
+    wait_for(lambda: not any(feed.status()["readers"].values()), "earlier readers to leave")
     always = set(vars(pool))
     with engine.session() as session:
         session.follow(Level.REFERENCES)
