@@ -97,6 +97,12 @@ class Probe:
         Returns:
             Whether the probe runs. Parts that cannot work are off with a reason, the rest works.
         """
+        folder = self.guard.attempt(paths.own_folder, self._environ).value
+        if folder is not None and (folder / paths.KILL_FILE).exists():
+            # Not left to the first tick: an operator who put it there wants no hook in this engine at all.
+            self._say(f"probe not started: {folder / paths.KILL_FILE} exists")
+            self.guard.open(f"{folder / paths.KILL_FILE} exists")
+            return False
         started = self.guard.attempt(self._start)
         if started.error is not None:
             self._say(f"probe not started: {type(started.error).__name__}: {started.error}")
