@@ -58,11 +58,18 @@ def test_case_2_an_evicted_window_page_is_a_hole() -> None:
     assert lost(decision)[Reason.WINDOW_HOLE, SWA] == 1_792
 
 
-def test_case_2_the_other_page_of_the_run_proves_the_hole() -> None:
-    """Without any ghost the page that is left of the pair proves that the missing one was there."""
+def test_case_2_a_later_page_of_the_run_proves_the_hole() -> None:
+    """Without any ghost the later page of the pair proves that the earlier one was there."""
+    cache = filled()
+    cache.evict(SWA, A, 1_728)
+    assert decide(cache, EXTENDED, 2_050, complete=None).reason is Reason.WINDOW_HOLE
+
+
+def test_an_earlier_page_of_the_run_proves_nothing() -> None:
+    """A request that ended in the middle of a run registered its first page and never the second: unknown, not lost."""
     cache = filled()
     cache.evict(SWA, A, 1_792)
-    assert decide(cache, EXTENDED, 2_050, complete=None).reason is Reason.WINDOW_HOLE
+    assert decide(cache, EXTENDED, 2_050, complete=None).reason is Reason.UNKNOWN
 
 
 def test_case_3_a_missing_compressor_state() -> None:

@@ -2,8 +2,8 @@
 
 Invariant: a reason is stated only where it follows from the evidence; otherwise it is ``unknown``. The evidence is, in
 this order: the ghost (keys removed while somebody watched), the engine's retention rule (what it must have registered),
-and the pages that are still there (vLLM registers the pages of one boundary's tail together, so one of them proves the
-others). For the modules of ``agent.resume`` only.
+and the pages that are still there (vLLM registers the pages of one boundary's tail together, so a later one proves the
+earlier ones). For the modules of ``agent.resume`` only.
 """
 
 from collections.abc import Callable
@@ -100,7 +100,8 @@ def _one_run(
 
     Under sparse retention a window group registers, for an aligned boundary B, the blocks of its window before B and
     no others. A block known to have been registered therefore belongs to a run that ends at one of a few boundaries; a
-    doubtful block that lies inside *every* such run was registered with it.
+    doubtful block *before* it that lies inside every such run was registered by then. Nothing follows for one behind
+    it: the request may have ended before that one was full.
     """
     group = rule.group
     if group.draft or group.kind is not ResumeKind.WINDOW:
@@ -114,11 +115,7 @@ def _one_run(
         for other in known:
             nearest = -(-other // unit) * unit
             farthest = (other - block + run) // unit * unit
-            if nearest > farthest:
-                continue
-            starts_before = max(0, farthest - run) < end
-            ends_after = nearest >= end
-            if (other < end and ends_after) or (other > end and starts_before):
+            if nearest <= farthest and other > end > max(0, farthest - run):
                 break
         else:
             return False
