@@ -4,13 +4,13 @@ Invariant: what the engine or a worker could not say is in ``missing`` with its 
 at all. Called by ``kvctl fingerprint`` and, for the pinned contract, by :mod:`agent.collect`.
 """
 
-import json
 import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from . import jsonfile
 from .codec import from_plain, to_plain
 from .errors import FileError, KvctlError, ProtocolError, UsageError
 from .model.fingerprint import Fingerprint, Mode, Part
@@ -144,19 +144,11 @@ def save(found: Fingerprint, path: Path) -> None:
     Raises:
         UsageError: It cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    body = {"kvctl_fingerprint": FILE_VERSION, **to_plain(found)}
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(body, file, indent=1, sort_keys=True)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise UsageError(f"{path} cannot be written", why=error.strerror) from error
+    jsonfile.write({"kvctl_fingerprint": FILE_VERSION, **to_plain(found)}, path, pretty=True)
 
 
 def load(path: Path) -> Fingerprint:
@@ -165,19 +157,7 @@ def load(path: Path) -> Fingerprint:
     Raises:
         FileError: It is missing, or no fingerprint, or of a newer version.
     """
-    try:
-        body = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FileError(f"{path} cannot be read", why=error.strerror) from error
-    except ValueError as error:
-        raise FileError(f"{path} is no fingerprint", why="it is not JSON, or cut short") from error
-    version = body.get("kvctl_fingerprint") if isinstance(body, dict) else None
-    if not isinstance(version, int):
-        raise FileError(f"{path} is no fingerprint", next_step="make one with kvctl fingerprint pin --file FILE")
-    if version > FILE_VERSION:
-        raise FileError(
-            f"{path} was written by a newer kvctl", why=f"fingerprint version {version}", next_step="upgrade kvctl"
-        )
+    body = jsonfile.read(path, "fingerprint", version=FILE_VERSION, make="kvctl fingerprint pin --file FILE")
     try:
         return from_plain(Fingerprint, {name: value for name, value in body.items() if name != "kvctl_fingerprint"})
     except ProtocolError as error:

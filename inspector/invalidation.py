@@ -5,8 +5,6 @@ a whole group, state or cache is carried out in parts, each of them one critical
 stands still for long. Used by ``kvctl invalidate`` and the dashboard.
 """
 
-import json
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from agent.errors import FileError, RefusedError, UsageError
+from agent import jsonfile
+from agent.errors import FileError, RefusedError
 from agent.model.snapshot import Snapshot
 
 from .columns import columns_of
@@ -211,17 +210,7 @@ def save_plan(plan: Plan, path: Path) -> None:
         "bulk": plan.bulk,
         "entries": [dict(entry) for entry in plan.entries],
     }
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(body, file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise UsageError(f"{path} cannot be written", why=error.strerror) from error
+    jsonfile.write(body, path, private=True)
 
 
 def load_plan(path: Path) -> Plan:
@@ -230,19 +219,7 @@ def load_plan(path: Path) -> Plan:
     Raises:
         FileError: It is missing, or no plan, or of a newer version.
     """
-    try:
-        body = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise FileError(f"{path} cannot be read", why=error.strerror) from error
-    except ValueError as error:
-        raise FileError(f"{path} is no plan", why="it is not JSON, or cut short") from error
-    version = body.get("kvctl_plan") if isinstance(body, dict) else None
-    if not isinstance(version, int):
-        raise FileError(f"{path} is no plan", next_step="make one with kvctl invalidate SELECTOR --save-plan FILE")
-    if version > PLAN_VERSION:
-        raise FileError(
-            f"{path} was written by a newer kvctl", why=f"plan version {version}", next_step="upgrade kvctl"
-        )
+    body = jsonfile.read(path, "plan", version=PLAN_VERSION, make="kvctl invalidate SELECTOR --save-plan FILE")
     try:
         entries = tuple(
             {
