@@ -76,20 +76,20 @@ def main() -> None:
     print(f"| engine CPU of such a step | {per_step / 1e3:.0f} us = {per_step / STEP_S / 1e9:.1%} of 10 ms | 3 % |")
     print(f"| complete | {reader.complete} | |")
     reader.restart()
-    begin, work = time.perf_counter(), time.thread_time_ns()
+    started = time.perf_counter()
     engine = 0
     while feed.status()["bootstrap_pages_left"]:
         work = time.thread_time_ns()
         feed.idle()
         engine += time.thread_time_ns() - work
         reader.poll()
-    whole = time.perf_counter() - begin
+    whole = time.perf_counter() - started
     print(f"| idle engine, its CPU for a whole table | {engine / 1e9:.2f} s ({engine / PAGES:.0f} ns a page) | 0.5 s |")
     print(f"| idle engine, with the reader in the same thread | {whole:.2f} s | |")
     print(f"| snapshot copy | {milliseconds(reader.table.to_columns, 15):.1f} ms | 10 ms |")
-    begin = time.perf_counter()
+    started = time.perf_counter()
     index = reader.table.presence()
-    print(f"| index of {len(index)} keys, built once | {time.perf_counter() - begin:.2f} s | |")
+    print(f"| index of {len(index)} keys, built once | {time.perf_counter() - started:.2f} s | |")
     host = FeedHost(feed)
     remote = host.start()
     host.wait_complete(remote)

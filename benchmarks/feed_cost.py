@@ -2,10 +2,12 @@
 
 Run: ``python benchmarks/feed_cost.py [--steps N]`` in an environment with vLLM. Prints a markdown table.
 
-Every mode drives its own manager in its own process through the same arrivals; in random order the modes take turns
-in blocks of :data:`BLOCK_STEPS`, so that caches are as warm as in an engine that runs alone, and a mode is compared
-with ``off`` step by step (trimmed mean of the differences). *Critical* is what delays the batch (hooks inside the
-engine's calls), *shadow* what runs while the device computes.
+Every mode has a process and a manager of its own. In blocks of :data:`BLOCK_STEPS` steps the feed is put in and taken
+out again *on the same manager*, so that both halves run in the same memory with the same pool (two processes without
+any feed differ by some 30 us a step). A row is the trimmed mean of the steps with the feed less that of the steps
+without, and its standard error over the pairs of blocks, whose order is drawn by lot; ``control`` switches nothing
+and shows what the method can resolve.
+*Critical* is what delays the batch (hooks inside the engine's calls), *shadow* what runs while the device computes.
 
 Goals: always-on at most 0.2 % of a 10 ms step at 64 decoding and one admission of 2k, at most 4 % of the manager's own
 CPU anywhere; joined at most 1 % on the critical path; at most 3 % while bootstrapping.
@@ -32,12 +34,14 @@ from agent.probe.feed import Feed
 from tests.support.cache_core import Core, make_core
 
 BLOCK_STEPS = 20
-COLD_STEPS = 3
+COLD_STEPS = 4
 """Steps at the start of a block that are not counted."""
+WARM_BLOCKS = 10
+"""Blocks at the start that are not counted: the pool fills, the interpreter specialises."""
 
 STEP_NS = 10_000_000
 """The step that costs are compared with."""
-MODES = ("off", "always on", "content", "references", "bootstrap")
+MODES = ("control", "always on", "content", "references", "bootstrap")
 CHUNK_TOKENS = 8192
 PAGES = {"gemma3": 65536, "deepseek_v4": 65536}
 
@@ -64,35 +68,48 @@ MIXES = (
 
 @dataclass(slots=True)
 class Side:
-    """One mode: a manager, perhaps a feed, and its times in nanoseconds."""
+    """One mode: a manager, a feed that is in or out, and its times in nanoseconds, a list a block."""
 
     mode: str
     core: Core
-    feed: Feed | None
+    feed: Feed
     live: list[Any] = field(default_factory=list)
-    critical: list[int] = field(default_factory=list)
-    shadow: list[int] = field(default_factory=list)
+    on: bool = False
+    critical: list[list[int]] = field(default_factory=list)
+    shadow: list[list[int]] = field(default_factory=list)
 
 
 def make_side(kind: str, mode: str) -> Side:
-    """Make a manager and a feed in the state that ``mode`` names."""
+    """Make a manager and its feed, not yet put in."""
     core = make_core(kind, PAGES[kind], max_tokens=70000)
-    if mode == "off":
-        return Side(mode=mode, core=core, feed=None)
-    feed = Feed(VllmPool(core.pool, core.managers))
+    return Side(mode=mode, core=core, feed=Feed(VllmPool(core.pool, core.managers)))
+
+
+def switch(side: Side, *, on: bool) -> None:
+    """Put the feed in, at the level that the mode names, or take it out; ``control`` does neither."""
+    side.critical.append([])
+    side.shadow.append([])
+    if side.mode == "control":
+        return
+    feed = side.feed
+    if side.on:
+        feed.uninstall()
+    side.on = on
+    if not on:
+        return
     feed.install()
     if feed.reason is not None:
         raise SystemExit(f"the feed is off: {feed.reason}")
-    if mode in ("content", "bootstrap"):
+    if side.mode in ("content", "bootstrap"):
         feed.join(Level.CONTENT)
-    elif mode == "references":
+    elif side.mode == "references":
         feed.join(Level.REFERENCES)
-    return Side(mode=mode, core=core, feed=feed)
 
 
 def run_step(side: Side, step: int, arrivals: Sequence[tuple[str, list[int]]], decoding: int) -> None:
     """One step of one side, timed."""
-    core, feed, live = side.core, side.feed, side.live
+    core, live = side.core, side.live
+    feed = side.feed if side.on else None
     manager = core.manager
     new = [core.request(name, tokens) for name, tokens in arrivals]
     for request in live:
@@ -129,11 +146,11 @@ def run_step(side: Side, step: int, arrivals: Sequence[tuple[str, list[int]]], d
         feed.before_update(step)
         feed.after_update(step)
         end = clock()
-        side.critical.append(middle - begin + end - after)
-        side.shadow.append(after - middle)
+        side.critical[-1].append(middle - begin + end - after)
+        side.shadow[-1].append(after - middle)
     else:
-        side.critical.append(middle - begin)
-        side.shadow.append(0)
+        side.critical[-1].append(middle - begin)
+        side.shadow[-1].append(0)
 
 
 class Arrivals:
@@ -158,95 +175,91 @@ class Arrivals:
         return arrivals
 
 
-def serve(mode: str, pipe: Connection) -> None:
-    """Run one mode in a process of its own: the interpreter specialises on one pool, as in an engine."""
-    import vllm.v1.core.kv_cache_manager  # noqa: F401 - before anything is timed
-
-    side: Side | None = None
-    arrivals: Arrivals | None = None
-    gc.collect()
-    gc.freeze()
-    while (order := pipe.recv()) is not None:
-        if isinstance(order, range):
-            assert side is not None
-            assert arrivals is not None
-            for step in order:
-                run_step(side, step, arrivals.of_step(step), arrivals.mix.decoding)
-            pipe.send("done")
-        elif order == "times":
-            assert side is not None
-            pipe.send((side.critical, side.shadow, side.feed.status() if side.feed is not None else {}))
-        else:
-            kind, mix, seed = order
-            side, arrivals = make_side(kind, mode), Arrivals(mix, seed)
-            pipe.send("ready")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """What one mode cost, step by step, in nanoseconds of thread CPU."""
+    """What one mode cost in nanoseconds of thread CPU: a list a block, in the order of :func:`turns`."""
 
     mode: str
-    critical: list[int]
-    shadow: list[int]
+    critical: list[list[int]]
+    shadow: list[list[int]]
     totals: dict[str, Any]
 
 
-def measure(pipes: dict[str, Connection], kind: str, mix: Mix, steps: int, seed: int = 1) -> list[Times]:
-    """Run all modes through the same load, step by step in turn."""
-    rng = random.Random(seed)
-    for pipe in pipes.values():
-        pipe.send((kind, mix, seed))
-        pipe.recv()
-    order = list(pipes.values())
-    for start in range(1, steps + 1, BLOCK_STEPS):
-        rng.shuffle(order)
-        for pipe in order:
-            pipe.send(range(start, start + BLOCK_STEPS))
-            pipe.recv()
-    found = []
-    for mode, pipe in pipes.items():
-        pipe.send("times")
-        critical, shadow, totals = pipe.recv()
-        found.append(Times(mode=mode, critical=critical, shadow=shadow, totals=totals))
-    return found
+def serve(kind: str, mix: Mix, mode: str, pairs: int, pipe: Connection) -> None:
+    """Run one mode in a process of its own: the interpreter specialises on one pool, as in an engine."""
+    import vllm.v1.core.kv_cache_manager  # noqa: F401 - before anything is timed
+
+    side, arrivals = make_side(kind, mode), Arrivals(mix, seed=1)
+    gc.collect()
+    gc.freeze()
+    step = 0
+    for on in [False] * WARM_BLOCKS + turns(pairs):
+        switch(side, on=on)
+        for _ in range(BLOCK_STEPS):
+            step += 1
+            run_step(side, step, arrivals.of_step(step), mix.decoding)
+    found = Times(
+        mode=mode,
+        critical=side.critical[WARM_BLOCKS:],
+        shadow=side.shadow[WARM_BLOCKS:],
+        totals=side.feed.status(),
+    )
+    pipe.send(found)
 
 
-def trimmed(values: Sequence[int]) -> float:
+def trimmed(values: Sequence[float]) -> float:
     """Return the mean without the lowest and highest tenth."""
     ordered = sorted(values)
     cut = len(ordered) // 10
     return statistics.mean(ordered[cut : len(ordered) - cut])
 
 
-def counted(values: Sequence[int]) -> list[int]:
-    """Return the steps that count: the last two thirds, without the cold start of each block."""
-    warm = len(values) // 3 // BLOCK_STEPS * BLOCK_STEPS
-    return [value for step, value in enumerate(values) if step >= warm and step % BLOCK_STEPS >= COLD_STEPS]
+def turns(pairs: int) -> list[bool]:
+    """Return for each block whether it is one with the feed: one of each pair, drawn by lot."""
+    rng = random.Random(7)
+    order = []
+    for _ in range(pairs):
+        first = rng.random() < 0.5
+        order += [first, not first]
+    return order
 
 
-def report(kind: str, mix: Mix, sides: Sequence[Times], write: Callable[[str], object]) -> None:
+def means_of(blocks: Sequence[Sequence[int]], *, on: bool) -> list[float]:
+    """Return one trimmed mean a block with (or without) the feed, the cold steps at its start left out."""
+    order = turns(len(blocks) // 2)
+    return [trimmed(block[COLD_STEPS:]) for block, now in zip(blocks, order, strict=True) if now is on]
+
+
+def compared(blocks: Sequence[Sequence[int]]) -> tuple[float, float]:
+    """Return (mean, its standard error) of the difference within the pairs, the largest tenth at both ends left out."""
+    pairs = zip(means_of(blocks, on=True), means_of(blocks, on=False), strict=True)
+    ordered = sorted(with_it - without for with_it, without in pairs)
+    cut = len(ordered) // 10
+    kept = ordered[cut : len(ordered) - cut]
+    return statistics.mean(kept), statistics.stdev(kept) / len(kept) ** 0.5
+
+
+def report(kind: str, mix: Mix, modes: Sequence[Times], write: Callable[[str], object]) -> None:
     """Write one markdown table."""
-    base = counted(sides[0].critical)
-    own = trimmed(base)
+    own = statistics.median(value for times in modes for value in means_of(times.critical, on=False))
     write(f"\n### {kind}, {mix.name}\n")
-    write(f"manager's own CPU a step: {own / 1e3:.0f} us (trimmed mean over {len(base)} steps)\n")
+    write(f"manager's own CPU a step: {own / 1e3:.0f} us\n")
     write("| mode | critical us | % of 10 ms | shadow us | % of 10 ms | all, % of the manager's CPU | p99 shadow us |")
     write("|---|---|---|---|---|---|---|")
-    for side in sides[1:]:
-        critical = trimmed([mine - theirs for mine, theirs in zip(counted(side.critical), base, strict=True)])
-        shadows = sorted(counted(side.shadow))
-        shadow = trimmed(shadows)
+    for times in modes:
+        critical, error = compared(times.critical)
+        shadows = sorted(value for block in times.shadow for value in block[COLD_STEPS:] if value)
+        shadow, _ = compared(times.shadow)
         write(
-            f"| {side.mode} | {critical / 1e3:.1f} | {critical / STEP_NS:.2%} | {shadow / 1e3:.1f} "
-            f"| {shadow / STEP_NS:.2%} | {(critical + shadow) / own:.1%} "
-            f"| {shadows[len(shadows) * 99 // 100] / 1e3:.0f} |"
+            f"| {times.mode} | {critical / 1e3:.1f} ± {error / 1e3:.1f} | {critical / STEP_NS:.2%} "
+            f"| {shadow / 1e3:.1f} | {shadow / STEP_NS:.2%} | {(critical + shadow) / own:.1%} "
+            f"| {shadows[len(shadows) * 99 // 100] / 1e3 if shadows else 0:.0f} |"
         )
-    for side in sides[1:]:
-        if side.mode != "always on":
-            totals, steps = side.totals, len(side.critical)
+    for times in modes:
+        totals, steps = times.totals, len(times.critical) // 2 * BLOCK_STEPS
+        if times.mode not in ("control", "always on"):
             write(
-                f"\n{side.mode}, a step: {totals['cleared'] / steps:.0f} pages allocated, "
+                f"\n{times.mode}, a step: {totals['cleared'] / steps:.0f} pages allocated, "
                 f"{totals['references'] / steps:.0f} reference events, {totals['rows'] / steps:.0f} registered, "
                 f"{totals['chunk_pages'] / steps:.0f} pages of chunks"
             )
@@ -255,27 +268,24 @@ def report(kind: str, mix: Mix, sides: Sequence[Times], write: Callable[[str], o
 def main() -> None:
     """Run everything."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--kinds", nargs="*", default=list(PAGES))
-    parser.add_argument("--modes", nargs="*", default=list(MODES[1:]))
+    parser.add_argument("--modes", nargs="*", default=list(MODES))
     parser.add_argument("--mixes", nargs="*", type=int, default=list(range(len(MIXES))))
     options = parser.parse_args()
     context = multiprocessing.get_context("spawn")
-    pipes: dict[str, Connection] = {}
-    workers = []
-    for mode in ("off", *options.modes):
-        ours, theirs = context.Pipe()
-        workers.append(context.Process(target=serve, args=(mode, theirs), daemon=True))
-        workers[-1].start()
-        pipes[mode] = ours
     for kind in options.kinds:
         for mix in (MIXES[number] for number in options.mixes):
-            steps = options.steps if mix.prompt < 10_000 else max(options.steps // 3, 120)
-            report(kind, mix, measure(pipes, kind, mix, steps), print)
-    for pipe in pipes.values():
-        pipe.send(None)
-    for worker in workers:
-        worker.join()
+            steps = options.steps if mix.prompt < 10_000 else max(options.steps // 2, 400)
+            found = []
+            for mode in options.modes:
+                ours, theirs = context.Pipe()
+                worker = context.Process(target=serve, args=(kind, mix, mode, steps // BLOCK_STEPS // 2, theirs))
+                worker.start()
+                theirs.close()
+                found.append(ours.recv())
+                worker.join()
+            report(kind, mix, found, print)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ import os
 import resource
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,21 +53,47 @@ def server_of(engine: TinyEngine) -> Server:
     return engine.probe.server
 
 
-def test_a_full_ghost_set_forgets_in_constant_time() -> None:
-    """Forgetting a key costs no more the more were forgotten before: it runs on the engine's thread."""
-    capacity, batch = 1 << 16, 1 << 12
+def note(ghost: Ghost, count: int, stamp: int) -> list[bytes]:
+    """Register ``count`` new keys of group 0, as the stamping loop does."""
+    keys = [os.urandom(32) + bytes(4) for _ in range(count)]
+    current = ghost.turn()
+    assert current is not None
+    for key in keys:
+        current.setdefault(key, stamp)
+    return keys
+
+
+def test_a_full_ghost_set_forgets_whole_generations_and_says_so() -> None:
+    """It never holds more than its capacity, forgets the oldest, and an unknown key then means "cannot tell"."""
+    capacity, batch = 1 << 12, 1 << 7
     ghost = Ghost(capacity)
-    for number in range(capacity // batch):
-        ghost.note(0, [os.urandom(16) for _ in range(batch)], number)
-    spent = 0.0
-    for number in range(16):
-        keys = [os.urandom(16) for _ in range(batch)]
-        begin = time.thread_time()
-        ghost.note(0, keys, number)
-        spent += time.thread_time() - begin
-    assert len(ghost) == capacity
-    assert ghost.forgotten == 16 * batch
-    assert spent / (16 * batch) < 20e-6, "seconds a key; it was 200 µs when each looked past all deleted ones"
+    first = note(ghost, batch, 1)
+    assert ghost.seen(0, [*first, bytes(16)], before=2) == "1" * batch + "0"
+    assert ghost.seen(1, first, before=2) == "0" * batch
+    assert ghost.seen(0, first, before=1) == "0" * batch
+    for stamp in range(2, 200):
+        last = note(ghost, batch, stamp)
+        assert len(ghost) <= capacity + batch
+    assert not ghost.complete
+    assert ghost.forgotten == 199 * batch - len(ghost)
+    assert ghost.seen(0, first, before=1 << 40) == "?" * batch
+    assert ghost.seen(0, last, before=1 << 40) == "1" * batch
+
+
+def test_a_ghost_set_that_shrinks_or_is_off_admits_it() -> None:
+    """A lowered capacity is reached over some turns; without a capacity nothing is known."""
+    ghost = Ghost(1 << 12)
+    for stamp in range(32):
+        note(ghost, 1 << 7, stamp)
+    ghost.resize(1 << 9)
+    for stamp in range(32, 96):
+        last = note(ghost, 1 << 5, stamp)
+    assert len(ghost) <= (1 << 9) + (1 << 5)
+    assert ghost.seen(0, last, before=1 << 40) == "1" * len(last)
+    assert ghost.resize(0) is None
+    assert ghost.turn() is None
+    assert ghost.seen(0, last, before=1 << 40) == "?" * len(last)
+    assert Ghost(0).seen(0, last, before=1) == "?" * len(last)
 
 
 def test_without_descriptors_the_probe_rests(engine: TinyEngine, runtime: Path) -> None:

@@ -214,7 +214,8 @@ class Feed:
 
     def shadow(self) -> None:
         """Once a step, when the batch has been dispatched: fold stamps, cut, send a chunk within the budget."""
-        self.stamps.fold()
+        if self.stamps.log:
+            self.stamps.fold()
         ring = self._ring
         if ring is None:
             return

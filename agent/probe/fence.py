@@ -54,7 +54,9 @@ class Fence:
         """
         stamps = self._stamps
         folded = stamps.folded
-        names = set(map(_request_of, stamps.log)).union(*(map(_request_of, entries) for _, entries in folded))
+        names = set(map(_request_of, stamps.log))
+        for _, entries in folded:
+            names.update(map(_request_of, entries))
         missing = names.difference(requests)
         missing.discard(None)
         if missing or self._bad:
@@ -69,15 +71,19 @@ class Fence:
             self._steps += 1
             if self._steps >= PRUNE_STEPS or len(self._bad) >= self._prune_at:
                 self.prune()
-        folded.clear()
+        if folded:
+            folded.clear()
 
     def processed(self) -> None:
         """Look at the registrations that were made while an output was processed."""
-        self._stamps.fold()
+        stamps = self._stamps
+        if stamps.log:
+            stamps.fold()
         if self._bad:
-            for first, entries in self._stamps.folded:
+            for first, entries in stamps.folded:
                 self._taint(first, entries)
-        self._stamps.folded.clear()
+        if stamps.folded:
+            stamps.folded.clear()
 
     def _brand(self, first: int, entries: Sequence[Registration], missing: set[str | None]) -> None:
         page_stamps = self._stamps.page_stamps

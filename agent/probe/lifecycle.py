@@ -79,7 +79,6 @@ class Probe:
         """The geometry as JSON values: it never changes and is part of many answers."""
         self.pages = 0
         self.feed: Any = None
-        self._port: Any = None
         self.server: Server | None = None
         self.audit_log = AuditLog(None, (0, 0))
         self._environ = env
@@ -150,8 +149,7 @@ class Probe:
         feed.install()
         if feed.reason is not None:
             raise UnsupportedError(feed.reason)
-        feed.stamps.observer = self.ghost.registered
-        self._port = port
+        feed.stamps.keys = self.ghost.current
         # Keys that were registered before the probe came are not known to the ghost set.
         pool = self.adapter.pool()
         self.ghost.complete = self.ghost.complete and not pool.keys
@@ -269,7 +267,10 @@ class Probe:
         self._dispatched = True
         if self.feed is not None:
             self.feed.shadow()
-            self.ghost.take_in(self._port, self.options["ghost_keys_per_step"])
+            stamps = self.feed.stamps
+            stamps.keys = self.ghost.turn()
+            if stamps.dropped:
+                self.ghost.complete = False
 
     def begin_update(self, output: object) -> None:
         """Results are about to be processed. Engine's thread."""
@@ -358,7 +359,9 @@ class Probe:
     def options_changed(self) -> None:
         """Take over changed options. Engine's thread."""
         self.recorder.resize()
-        self.ghost.capacity = self.options["ghost_keys"]
+        keys = self.ghost.resize(self.options["ghost_keys"])
+        if self.feed is not None:
+            self.feed.stamps.keys = keys
 
     # ------------------------------------------------------------- descriptions
 

@@ -152,7 +152,6 @@ class Operations(WorkerOperations):
             "complete": ghost.complete,
             "entries": len(ghost),
             "forgotten": ghost.forgotten,
-            "left_out": ghost.left_out,
         }
 
     def op_options(self, reader: Reader, set: Mapping[str, Any] | None = None) -> Any:  # noqa: A002 - the wire's word

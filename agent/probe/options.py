@@ -11,8 +11,7 @@ from ..errors import UsageError
 BOUNDS: Final[Mapping[str, tuple[int, int, int, str]]] = {
     "chain_bytes_per_step": (256 << 10, 0, 16 << 20, "bytes of request keys that may ride with decisions in one step"),
     "decisions_kept": (4096, 16, 1 << 20, "decisions kept in the probe"),
-    "ghost_keys": (1 << 17, 0, 1 << 22, "keys that the ghost set remembers"),
-    "ghost_keys_per_step": (2048, 0, 1 << 20, "keys that the ghost set takes in one step"),
+    "ghost_keys": (1 << 17, 0, 1 << 20, "keys that the ghost set remembers"),
     "free_list_slice": (32_768, 256, 1 << 22, "pages of the free list walked at one safe point"),
 }
 """Default, least, largest, meaning."""

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 else:  # not subscriptable before Python 3.12
     Words = array
 
+Keys = dict[bytes | None, int]
+"""Key object of the engine (None: a page that lost it) -> stamp of its first registration."""
+
 Registration = tuple[str | None, Any, Sequence[Any], Sequence[bool] | None, int, int, int, Any]
 """One registration call, as the hook saw it, without a step of work more:
 
@@ -45,8 +48,6 @@ class PoolPort(Protocol):
     """All pages, the null page included; page ids run from 0."""
     null_page: int | None
     """A page that is shared by everybody and means "no page"; it is never reported."""
-    page_id: Callable[[Any], int]
-    """Id of a page object; a C function where speed matters."""
     key_bytes: int
     """Length of the engine's keys: chained hash and 4 bytes of group id, big-endian."""
 
@@ -76,6 +77,13 @@ class PoolPort(Protocol):
 
     def ids(self, pages: Iterable[Any]) -> list[int]:
         """Return page ids."""
+        ...
+
+    def stamp(self, pages: Iterable[Any], stamps: Words, mark: int, keys: Keys | None) -> None:
+        """Set ``stamps[id] = mark`` for each page, and remember its key unless ``keys`` has it (None: nowhere).
+
+        The one loop over pages that runs with nobody reading.
+        """
         ...
 
     def tokens(self, pages: Iterable[Any]) -> Words:

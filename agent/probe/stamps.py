@@ -11,12 +11,12 @@ belong to that output's step; pages of a finished load are there at once (design
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import compress
 from typing import Any
 
 from ..feedformat import CALL_MASK, LATE_CALLS, LOADED_CALLS, STEP_SHIFT, UPDATE_CALLS
-from .port import PoolPort, Registration
+from .port import Keys, PoolPort, Registration
 
 EVENT_LIMIT = 1 << 20
 """Registered pages that are kept for the next cut."""
@@ -57,12 +57,14 @@ class Stamps:
         self.log: deque[Registration] = deque(maxlen=LOG_LIMIT)
         self.lost = False
         """Calls were dropped because nobody folded them: tables of readers are wrong."""
+        self.dropped = False
+        """Calls were dropped at some time: what is remembered of keys is not all of them."""
         self.fresh: Fresh | None = None
         """Where registrations go for the next cut; None while nobody follows."""
         self.folded: list[tuple[int, Sequence[Registration]]] = []
         """Folded calls of the current phase with the stamp before the first, for the commit fence."""
-        self.observer: Callable[[int, Sequence[Registration]], object] | None = None
-        """Told of every batch of folded calls and the stamp before the first; must not keep the requests."""
+        self.keys: Keys | None = None
+        """Where registered keys are remembered; None: nowhere."""
         self.committed = 0
         """Last step whose output was processed."""
         self.weights: list[int] = []
@@ -83,7 +85,8 @@ class Stamps:
 
     def begin_step(self, step: int) -> None:
         """Registrations from now on belong to schedule call ``step``."""
-        self.fold()
+        if self.log:
+            self.fold()
         self.folded.clear()
         self._step = step
         self._base = step << STEP_SHIFT
@@ -92,7 +95,8 @@ class Stamps:
 
     def begin_update(self, step: int) -> None:
         """Registrations from now on belong to ``step``, whose output is being processed."""
-        self.fold()
+        if self.log:
+            self.fold()
         self.folded.clear()
         self._saved = self._calls
         self._base = (step << STEP_SHIFT) + UPDATE_CALLS
@@ -101,7 +105,8 @@ class Stamps:
 
     def end_update(self, step: int) -> None:
         """The output of ``step`` was processed: its pages are committed."""
-        self.fold()
+        if self.log:
+            self.fold()
         self.committed = max(self.committed, step)
         self._base = self._step << STEP_SHIFT
         self._calls = self._saved
@@ -122,12 +127,10 @@ class Stamps:
         entries = list(log)
         log.clear()
         if len(entries) == LOG_LIMIT:
-            self.lost = True
+            self.lost = self.dropped = True
         first = self._base + self._calls
         self._calls = min(self._calls + len(entries), CALL_MASK)
         self.folded.append((first, entries))
-        if self.observer is not None:
-            self.observer(first, entries)
         fresh = self.fresh
         if fresh is not None and len(fresh.pages) > EVENT_LIMIT:  # nobody cuts
             fresh.clear()
@@ -139,50 +142,42 @@ class Stamps:
 
     def _fold_stamps(self, stamp: int, entries: list[Registration]) -> None:
         late = self._late is not None
-        stamps = self.page_stamps
-        number = self._port.page_id
+        stamps, keys, store = self.page_stamps, self.keys, self._port.stamp
         for entry in entries:
             stamp += 1
             request, _, pages, mask, start, size, computed, _ = entry
             if start + size <= computed and (late or request is None):
                 self._fold_special(stamp, entry)
-                continue
-            for page in map(number, pages if mask is None else compress(pages, mask)):
-                stamps[page] = stamp
+            else:
+                store(pages if mask is None else compress(pages, mask), stamps, stamp, keys)
 
     def _fold_special(self, stamp: int, entry: Registration) -> None:
         """A move, or pages that were computed before."""
         if entry[0] is None:
             self._move(entry[2])
         for mark, _, part in self._parts(stamp, entry, split=False):
-            self._store(part, mark)
+            self._port.stamp(part, self.page_stamps, mark, self.keys)
 
     def _fold_runs(self, stamp: int, entries: list[Registration], fresh: Fresh) -> None:
-        number, parent = self._port.page_id, self._port.parent
-        stamps = self.page_stamps
+        parent, store = self._port.parent, self._port.stamp
+        stamps, keys = self.page_stamps, self.keys
         pages, runs = fresh.pages, fresh.runs
         for entry in entries:
             stamp += 1
             name, request, seen, mask, start, size, computed, _ = entry
             if len(seen) == 1 and mask is None and start + size > computed:
-                page = seen[0]
-                stamps[number(page)] = stamp
-                pages.append(page)
+                store(seen, stamps, stamp, keys)
+                pages.append(seen[0])
                 runs.append((stamp, parent(request, start), 1))
             elif name is None:
                 self._move(seen)
                 pages.append(seen[1])
-                runs.append((stamps[number(seen[1])], NO_PARENT, 1))
+                runs.append((stamps[self._port.ids(seen[1:])[0]], NO_PARENT, 1))
             else:
                 for mark, tokens, part in self._parts(stamp, entry, split=True):
-                    self._store(part, mark)
+                    store(part, stamps, mark, keys)
                     pages += part
                     runs.append((mark, parent(request, tokens), len(part)))
-
-    def _store(self, pages: Iterable[Any], stamp: int) -> None:
-        stamps = self.page_stamps
-        for page in map(self._port.page_id, pages):
-            stamps[page] = stamp
 
     def _move(self, pair: Sequence[Any]) -> None:
         source, target = self._port.ids(pair)

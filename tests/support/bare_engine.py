@@ -23,7 +23,7 @@ OUTPUTS = 4
 """Tokens that a request generates."""
 
 
-def bare_core(scheduler: Any) -> Any:
+def bare_core(scheduler: Any, hash_block: int = BLOCK) -> Any:
     """Return an engine core with this scheduler; its constructor, which loads a model, is not run."""
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher
@@ -37,7 +37,7 @@ def bare_core(scheduler: Any) -> Any:
     executor.sleeping_tags = set()
     if not hasattr(UniProcExecutor, "is_sleeping"):  # where it is no property, the constructor sets it
         executor.is_sleeping = False
-    core.request_block_hasher = get_request_block_hasher(BLOCK, sha256)
+    core.request_block_hasher = get_request_block_hasher(hash_block, sha256)
     core.input_queue = queue.Queue()
     return core
 

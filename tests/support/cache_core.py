@@ -94,6 +94,11 @@ _GROUPS: dict[str, Callable[[], tuple[list[Any], int, int]]] = {
 }
 
 
+def group_specs(kind: str) -> tuple[list[Any], int, int]:
+    """Return the spec of each group of ``kind``, the scheduler's block and the unit of its hashes. Tokens."""
+    return _GROUPS[kind]()
+
+
 def make_core(kind: str, pages: int, *, retention: int | None = 0, max_tokens: int = 65536) -> Core:
     """Make the real manager for the groups of ``kind`` over a pool of ``pages``."""
     from vllm.utils.hashing import sha256
@@ -101,7 +106,7 @@ def make_core(kind: str, pages: int, *, retention: int | None = 0, max_tokens: i
     from vllm.v1.kv_cache_interface import KVCacheGroupSpec
 
     init_none_hash(sha256)
-    specs, scheduler_block, hash_unit = _GROUPS[kind]()
+    specs, scheduler_block, hash_unit = group_specs(kind)
     manager = make_manager(
         [KVCacheGroupSpec([f"layer{i}"], spec) for i, spec in enumerate(specs)],
         pages=pages,

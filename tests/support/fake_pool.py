@@ -11,7 +11,7 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from agent.probe.port import Events, Registration
+from agent.probe.port import Events, Keys, Registration
 
 if TYPE_CHECKING:
     Words = array[int]
@@ -165,6 +165,13 @@ class FakePool:
     def ids(self, pages: Iterable[Any]) -> list[int]:
         """Return numbers."""
         return [page.number for page in pages]
+
+    def stamp(self, pages: Iterable[Any], stamps: Words, mark: int, keys: Keys | None) -> None:
+        """Stamp pages and remember their keys."""
+        for page in pages:
+            stamps[page.number] = mark
+            if keys is not None:
+                keys.setdefault(page.key, mark)
 
     def tokens(self, pages: Iterable[Any]) -> Words:
         """Return positions."""

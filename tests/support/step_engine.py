@@ -7,7 +7,7 @@ page can be compared with what the commit fence says. Needs vLLM.
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,8 +65,22 @@ class Verdicts:
     """Never computed, but right by what an earlier owner of the page left behind."""
 
 
-def make_scheduler(model: Path, setting: Setting) -> Any:
-    """Make the scheduler of ``setting`` over one full-attention group."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Groups and sizes of a scheduler; as it stands: one full-attention group, small."""
+
+    specs: Sequence[Any] = ()
+    """Spec of each group; none: one of full attention."""
+    block: int = BLOCK
+    """Block of the scheduler: a multiple of every group's."""
+    hash_block: int = BLOCK
+    max_tokens: int = 2048
+    sequences: int = 24
+    batched_tokens: int = 512
+
+
+def make_scheduler(model: Path, setting: Setting, shape: Shape = Shape()) -> Any:
+    """Make the scheduler of ``setting`` over the groups of ``shape``."""
     import torch
     from vllm.config import CacheConfig, DeviceConfig, ModelConfig, SchedulerConfig, VllmConfig
     from vllm.utils.hashing import sha256
@@ -77,32 +91,36 @@ def make_scheduler(model: Path, setting: Setting) -> Any:
     from vllm.v1.structured_output import StructuredOutputManager
 
     init_none_hash(sha256)
-    cache = CacheConfig(block_size=BLOCK, gpu_memory_utilization=0.9, cache_dtype="auto", enable_prefix_caching=True)
+    cache = CacheConfig(
+        block_size=shape.block, gpu_memory_utilization=0.9, cache_dtype="auto", enable_prefix_caching=True
+    )
     config = VllmConfig(
         device_config=DeviceConfig(device="cpu"),  # a GPU build would look for a GPU
         scheduler_config=SchedulerConfig(
-            max_num_seqs=24,
-            max_num_batched_tokens=512,
-            max_model_len=2048,
+            max_num_seqs=shape.sequences,
+            max_num_batched_tokens=shape.batched_tokens,
+            max_model_len=shape.max_tokens,
             enable_chunked_prefill=True,
             long_prefill_token_threshold=setting.chunk,
             is_encoder_decoder=False,
             async_scheduling=setting.asynchronous,
             policy=setting.policy,
         ),
-        model_config=ModelConfig(model=str(model), dtype="bfloat16", seed=0, max_model_len=2048),
+        model_config=ModelConfig(model=str(model), dtype="bfloat16", seed=0, max_model_len=shape.max_tokens),
         cache_config=cache,
     )
     config.scheduler_config.async_scheduling = setting.asynchronous  # the CPU platform turns it off
     cache.num_gpu_blocks = setting.pages
-    spec = FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=64, dtype=torch.bfloat16)
+    specs = shape.specs or [FullAttentionSpec(block_size=BLOCK, num_kv_heads=1, head_size=64, dtype=torch.bfloat16)]
     return (AsyncScheduler if setting.asynchronous else Scheduler)(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
-            num_blocks=setting.pages, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
+            num_blocks=setting.pages,
+            kv_cache_tensors=[],
+            kv_cache_groups=[KVCacheGroupSpec([f"layer{number}"], spec) for number, spec in enumerate(specs)],
         ),
-        block_size=BLOCK,
-        hash_block_size=BLOCK,
+        block_size=shape.block,
+        hash_block_size=shape.hash_block,
         log_stats=False,
         structured_output_manager=StructuredOutputManager(config),
     )

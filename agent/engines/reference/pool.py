@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...probe.patches import Patches
-from ...probe.port import Events, Registration, Words
+from ...probe.port import Events, Keys, Registration, Words
 
 SLOT_ERRORS = (AttributeError, TypeError, LookupError, ValueError, RuntimeError, MemoryError)
 """All that reading an attribute and extending a list can raise."""
@@ -42,7 +42,6 @@ class ReferencePool:
         self._joined = Patches()
         self._failed: Callable[[str, BaseException], object] | None = None
         self.pages: int = engine.pages.count
-        self.page_id: Callable[[Any], int] = int
 
     # -------------------------------------------------------------- installing
 
@@ -114,6 +113,14 @@ class ReferencePool:
     def ids(self, pages: Iterable[Any]) -> list[int]:
         """Return page ids."""
         return list(pages)
+
+    def stamp(self, pages: Iterable[Any], stamps: Words, mark: int, keys: Keys | None) -> None:
+        """Stamp pages, which are their own numbers here, and remember their keys."""
+        key, group = self._pages.key, self._pages.group
+        for page in pages:
+            stamps[page] = mark
+            if keys is not None and key[page] is not None:
+                keys.setdefault(key[page] + group[page].to_bytes(GROUP_BYTES, "big"), mark)
 
     def tokens(self, pages: Iterable[Any]) -> Words:
         """Return positions, 0 for a page without a key."""
