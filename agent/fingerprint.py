@@ -47,7 +47,7 @@ def read(session: "Session", *, mode: Mode = Mode.SAMPLE, deadline_s: float = 30
     }
     contract |= {f"geometry.group.{group.id}": f"{group.state.value}, {group.kind.value}" for group in geometry.groups}
     if mode is not Mode.NONE and "digest" not in weights:
-        lost |= _memory(session, mode, weights, deadline_s=deadline_s)
+        lost |= _memory(session, mode, weights, lost, deadline_s=deadline_s)
     elif "digest" in weights:
         mode = Mode.FULL  # an engine that digests its own weights reads all of them
     else:
@@ -97,8 +97,10 @@ def _workers(
             lost["lora bytes"] = "the bytes of LoRA adapters were not read"
 
 
-def _memory(session: "Session", mode: Mode, weights: dict[str, str], *, deadline_s: float) -> dict[str, str]:
-    """Add the digest of the weights in memory; return what is missing."""
+def _memory(
+    session: "Session", mode: Mode, weights: dict[str, str], missing: dict[str, str], *, deadline_s: float
+) -> dict[str, str]:
+    """Add the digests of the weights in memory, adapters among them; return what is missing."""
     full = mode is Mode.FULL
     try:
         plain = session.call(
@@ -109,7 +111,10 @@ def _memory(session: "Session", mode: Mode, weights: dict[str, str], *, deadline
             raise
         return {"memory": f"{error.what}: {error.why}" if error.why else error.what}
     lost: dict[str, str] = {}
-    for rank in plain.get("ranks") or ():
+    ranks = plain.get("ranks") or ()
+    if ranks and all(rank.get("loras") for rank in ranks):
+        missing.pop("lora bytes", None)
+    for rank in ranks:
         head = f"memory.rank{rank['rank']}"
         weights[head] = str(rank["digest"])
         weights |= {f"{head}.{name}": digest for name, digest in _texts(rank["parts"]).items()}

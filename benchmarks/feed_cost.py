@@ -118,8 +118,6 @@ def run_step(side: Side, step: int, arrivals: Sequence[tuple[str, list[int]]], d
     if feed is not None and side.mode == "bootstrap":
         feed.request_bootstrap()
     begin = clock()
-    if feed is not None:
-        feed.before_schedule(step)
     scheduled = {}
     manager.new_step_starts()
     for request in live:
@@ -137,14 +135,14 @@ def run_step(side: Side, step: int, arrivals: Sequence[tuple[str, list[int]]], d
             scheduled[request.request_id] = count
     while len(live) > decoding:
         manager.free(live.pop(0))
-    if feed is not None:
-        feed.after_schedule(step, scheduled)
     middle = clock()
     if feed is not None:
+        # As the probe does: only what must be known at once is done before the batch is on its way.
+        feed.after_schedule(step, scheduled)
         feed.shadow()
+        feed.before_schedule(step + 1)
         after = clock()
-        feed.before_update(step)
-        feed.after_update(step)
+        feed.updated(step)
         end = clock()
         side.critical[-1].append(middle - begin + end - after)
         side.shadow[-1].append(after - middle)

@@ -186,6 +186,13 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     _gauge("pool_pages", "Pages of the pool, the null page included.", unit=_PAGE),
     _gauge("pool_free_pages", "Free pages by the engine's own counter, cached ones among them.", unit=_PAGE),
+    _gauge(
+        "admission_headroom_pages",
+        "Free pages that can be promised to the next request: without those that running requests still need and "
+        "those that an admission leaves free. Groups that share a pool share the number.",
+        "group",
+        unit=_PAGE,
+    ),
     _counter("gate_checks", "Runs of a gate by verdict.", "gate", "result", start_at="exporter"),
     _gauge(
         "findings", "Findings of the latest run of the gates; absent for codes that could not be looked at.", "code"

@@ -89,6 +89,13 @@ def of_snapshot(snapshot: Snapshot) -> list[Sample]:
     if snapshot.pages is not None:
         samples += _of_pages(snapshot, snapshot.pages)
     evidence = snapshot.evidence
+    headroom = None if evidence is None or evidence.admission is None else evidence.admission.headroom
+    if headroom is not None:
+        metric = CATALOGUE["admission_headroom_pages"]
+        samples += [
+            Sample(metric=metric, labels=(clean_label(group.name),), value=headroom)
+            for group in snapshot.geometry.groups
+        ]
     if evidence is not None and evidence.contract is not None and evidence.contract.fingerprint is not None:
         weights = evidence.weights.digest if evidence.weights is not None else None
         labels = (clean_label(evidence.contract.fingerprint, 16), clean_label(weights, 16) if weights else NONE)

@@ -6,7 +6,7 @@ stands still for long. Used by ``kvctl invalidate`` and the dashboard.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +27,9 @@ PART_PAGES = 4096
 
 BULK = frozenset({SelectorKind.ALL, SelectorKind.STALE, SelectorKind.GROUP, SelectorKind.STATE})
 """Selectors whose plan may be carried out in parts."""
+
+WHOLE_GROUPS = frozenset({SelectorKind.GROUP, SelectorKind.STATE})
+"""Selectors that take groups as a whole and nothing of the others."""
 
 PLAN_VERSION = 1
 
@@ -49,6 +52,8 @@ class Plan:
     entries: tuple[Mapping[str, Any], ...]
     """One for each key: ``group``, ``key`` (hex), ``pages`` and their ``stamps``."""
     bulk: bool = False
+    groups: tuple[int, ...] | None = None
+    """Groups that it takes as a whole and alone: running requests keep what they have in all others."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -110,6 +115,7 @@ def make_plan(caller: Caller, snapshot: Snapshot, selection: Selection, *, deadl
         epoch=epoch,
         entries=tuple(unique.values()),
         bulk=selection.selector.kind in BULK,
+        groups=_groups(unique.values()) if selection.selector.kind in WHOLE_GROUPS else None,
         notes=tuple(notes),
     )
 
@@ -155,8 +161,17 @@ def apply_plan(caller: Caller, plan: Plan, *, quarantine: bool, deadline_s: floa
 def _apply(
     caller: Caller, plan: Plan, entries: Sequence[Mapping[str, Any]], *, quarantine: bool, deadline_s: float
 ) -> dict[str, Any]:
-    sent = {"engine": list(plan.engine), "epoch": plan.epoch, "entries": [dict(entry) for entry in entries]}
+    sent: dict[str, Any] = {
+        "engine": list(plan.engine),
+        "epoch": plan.epoch,
+        "entries": [dict(entry) for entry in entries],
+        "groups": None if plan.groups is None else list(plan.groups),
+    }
     return caller.call("invalidate_apply", plan=sent, quarantine=quarantine, deadline_s=deadline_s)
+
+
+def _groups(entries: Iterable[Mapping[str, Any]]) -> tuple[int, ...]:
+    return tuple(sorted({int(entry["group"]) for entry in entries}))
 
 
 def _counts(done: Mapping[str, Any]) -> dict[int, int]:
@@ -208,6 +223,7 @@ def save_plan(plan: Plan, path: Path) -> None:
         "engine": list(plan.engine),
         "epoch": plan.epoch,
         "bulk": plan.bulk,
+        "groups": None if plan.groups is None else list(plan.groups),
         "entries": [dict(entry) for entry in plan.entries],
     }
     jsonfile.write(body, path, private=True)
@@ -235,6 +251,7 @@ def load_plan(path: Path) -> Plan:
             engine=(int(body["engine"][0]), int(body["engine"][1])),
             epoch=int(body["epoch"]),
             bulk=bool(body["bulk"]),
+            groups=None if body.get("groups") is None else tuple(int(group) for group in body["groups"]),
             entries=entries,
         )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:

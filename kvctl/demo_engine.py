@@ -46,11 +46,12 @@ class DemoEngine:
     Args:
         rate: Requests a second.
         seed: Fixes the traffic.
+        restart_s: Seconds between two losses of device and host memory; 0 for none.
     """
 
-    def __init__(self, *, rate: float, seed: int) -> None:
+    def __init__(self, *, rate: float, seed: int, restart_s: float = 0.0) -> None:
         """Prepare; the engine starts on entering."""
-        self._arguments = ["--rate", str(rate), "--seed", str(seed)]
+        self._arguments = ["--rate", str(rate), "--seed", str(seed), "--restart-every", str(restart_s)]
         self._folder = tempfile.TemporaryDirectory(prefix="kvctl-demo-", ignore_cleanup_errors=True)
         self._log = Path(self._folder.name) / "engine.log"
         self._disk = Path(self._folder.name) / "disk"
@@ -63,7 +64,8 @@ class DemoEngine:
             AgentError: It ended, or its agent could not start; the last lines it wrote are in ``why``.
             DeadlineError: It was not ready in time.
         """
-        command = [sys.executable, "-P", "-m", "agent.reference.serve", *self._arguments, "--folder", str(self._disk)]
+        command = [sys.executable, "-P", "-m", "agent.reference.serve", *self._arguments]
+        command += ["--folder", str(self._disk), "--scratch", self._folder.name]
         with self._log.open("w", encoding="utf-8") as log:
             self._process = subprocess.Popen(
                 command,

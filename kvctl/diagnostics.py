@@ -37,7 +37,7 @@ class ExitCode(IntEnum):
 
 MEANING: dict[ExitCode, str] = {
     ExitCode.OK: "done; gates passed, no differences",
-    ExitCode.VERDICT: "a verdict: findings, differences, a diverging stress case",
+    ExitCode.VERDICT: "a verdict: findings, differences",
     ExitCode.USAGE: "usage or configuration",
     ExitCode.TARGET: "no engine, cannot reach or attach",
     ExitCode.AGENT: "agent or engine failed (unsupported version, protocol)",

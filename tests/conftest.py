@@ -11,6 +11,9 @@ import pytest
 HERE = Path(__file__).parent
 HAS_ENGINE = find_spec("vllm") is not None
 
+# Its assertions are those of tests: they say what they compared.
+pytest.register_assert_rewrite("tests.support.adapter_contract")
+
 collect_ignore = [] if HAS_ENGINE else ["engine"]
 
 

@@ -63,6 +63,28 @@ def test_pages_registered_while_an_output_is_processed_belong_to_its_step() -> N
     assert not feed.never_computed()
 
 
+def test_an_update_may_be_told_of_at_its_end() -> None:
+    """What was registered in it belongs to its step, what comes later to the schedule call that was begun before."""
+    pool, feed = _feed()
+    one, two = pool.request("one", 2), pool.request("two", 1)
+    feed.before_schedule(1)
+    feed.after_schedule(1, {"one"})
+    feed.shadow()
+    feed.before_schedule(2)
+    feed.updated(1)
+    assert feed.committed_step == 1
+    feed.after_schedule(2, {"one"})
+    feed.shadow()
+    feed.before_schedule(3)
+    pool.register(one, 0, 2)
+    feed.updated(2)
+    pool.register(two, 0, 1)
+    assert step_of(_stamp(feed, one, 1)) == 2 == feed.committed_step
+    assert _stamp(feed, one, 1) & UPDATE_CALLS
+    assert _stamp(feed, two, 0) == (3 << STEP_SHIFT) + 1
+    assert not feed.never_computed()
+
+
 def test_a_finished_load_is_committed_at_once() -> None:
     """Pages of a request that waited for another tier get the last processed step, whatever is in flight."""
     pool, feed = _feed()

@@ -1,6 +1,7 @@
 """Fingerprints as values and files, what differs between two, and `kvctl fingerprint` against a fake engine."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -126,8 +127,9 @@ class Workers:
         """Return the changes seen so far."""
         return self.points
 
-    def weights_read(self, mode: str, digest: str, *, complete: bool) -> None:
+    def weights_read(self, mode: str, digest: str, *, complete: bool, loras: Mapping[int, str] | None = None) -> None:
         """Take note."""
+        assert not loras
         self.read.append((mode, digest, complete))
 
 

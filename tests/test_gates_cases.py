@@ -21,9 +21,9 @@ from tests.support.pools import PoolBuilder, chain_of, group_of
 ALL_CLEAN = CleanRecord(
     engine="vllm",
     versions=("0.32.",),
-    runner="v1",
+    scheduler="Scheduler",
     executor="uni",
-    asynchronous="off",
+    async_scheduling="false",
     tier="none",
     checks=REQUIRED_CHECKS,
     codes=frozenset(CATALOGUE),

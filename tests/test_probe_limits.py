@@ -54,12 +54,10 @@ def server_of(engine: TinyEngine) -> Server:
 
 
 def note(ghost: Ghost, count: int, stamp: int) -> list[bytes]:
-    """Register ``count`` new keys of group 0, as the stamping loop does."""
+    """Register ``count`` new keys of group 0 in one call, as a fold does."""
     keys = [os.urandom(32) + bytes(4) for _ in range(count)]
-    current = ghost.turn()
-    assert current is not None
-    for key in keys:
-        current.setdefault(key, stamp)
+    assert ghost.sink is not None
+    ghost.sink((stamp,), (count,), b"".join(keys))
     return keys
 
 
@@ -90,10 +88,23 @@ def test_a_ghost_set_that_shrinks_or_is_off_admits_it() -> None:
         last = note(ghost, 1 << 5, stamp)
     assert len(ghost) <= (1 << 9) + (1 << 5)
     assert ghost.seen(0, last, before=1 << 40) == "1" * len(last)
-    assert ghost.resize(0) is None
-    assert ghost.turn() is None
+    ghost.resize(0)
+    assert ghost.sink is None
     assert ghost.seen(0, last, before=1 << 40) == "?" * len(last)
     assert Ghost(0).seen(0, last, before=1) == "?" * len(last)
+
+
+def test_a_ghost_set_tells_registrations_apart() -> None:
+    """Every page has the stamp of its own call, the first one counts, and a question between two of them is right."""
+    ghost = Ghost(1 << 12)
+    keys = [bytes([number]) * 32 + number.to_bytes(4, "big") for number in range(4)]
+    ghost.add(range(7, 10), [1, 0, 2], keys[0] + keys[1] + bytes(36))
+    assert [ghost.seen(0, keys[:1], before=stamp) for stamp in (7, 8)] == ["0", "1"]
+    assert [ghost.seen(1, keys[1:2], before=stamp) for stamp in (9, 10)] == ["0", "1"]
+    ghost.add([5, 11], [1, 1], keys[1] + keys[2])
+    assert [ghost.seen(1, keys[1:2], before=stamp) for stamp in (5, 6)] == ["0", "1"]
+    assert ghost.seen(2, keys[2:], before=12) == "10"
+    assert ghost.seen(3, keys, before=12) == "0000"
 
 
 def test_without_descriptors_the_probe_rests(engine: TinyEngine, runtime: Path) -> None:

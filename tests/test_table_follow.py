@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from agent import columns
 from agent.model.snapshot import Level
 from agent.probe.feed import Feed
+from agent.probe.scan import FLOOR_PAGES
 from agent.table import RingReader
 from tests.support.fake_pool import FakePool
 
@@ -223,7 +224,7 @@ def test_progress_is_what_is_known() -> None:
         seen.append(reader.progress)
         assert len(seen) < 100
     assert seen == sorted(seen)
-    assert seen[0] >= 1024 / 5000
+    assert seen[0] >= FLOOR_PAGES / 5000
     assert seen[-1] == 1.0
 
 

@@ -5,7 +5,7 @@ the turn lock of an idle in-process engine); reads change nothing; an adapter re
 ``UnsupportedError`` and lists it in :meth:`Adapter.capabilities` beforehand.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -45,7 +45,7 @@ class Hooks(Protocol):
         """The batch is on its way to the device: work here costs nothing on the critical path."""
         ...
 
-    def begin_update(self, output: object) -> None:
+    def begin_update(self, output: object, /) -> None:
         """The results of ``output`` are about to be processed."""
         ...
 
@@ -148,12 +148,15 @@ class Adapter(Protocol):
         """Return the registration stamps of pages, the generation that a plan is checked against; 0 where unknown."""
         ...
 
-    def evict(self, keys: Iterable[tuple[int, bytes]], *, quarantine: bool) -> dict[int, int]:
+    def evict(
+        self, keys: Iterable[tuple[int, bytes]], *, quarantine: bool, groups: Collection[int] | None = None
+    ) -> dict[int, int]:
         """Remove every page of these keys from the cache.
 
         Args:
             keys: Group and 16-byte key.
             quarantine: Keep the keys out until they are computed anew: a running request must not bring them back.
+            groups: The groups that the quarantine is about, where whole groups are taken alone; None: all.
 
         Returns:
             How many pages each group lost.
@@ -196,8 +199,8 @@ class WeightsAdapter(Protocol):
         """Return the number of changes of weights seen so far."""
         ...
 
-    def weights_read(self, mode: str, digest: str, *, complete: bool) -> None:
-        """Take note of what was read."""
+    def weights_read(self, mode: str, digest: str, *, complete: bool, loras: Mapping[int, str] | None = None) -> None:
+        """Take note of what was read: all weights but adapters, and each adapter by its id."""
         ...
 
 

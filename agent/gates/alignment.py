@@ -28,7 +28,7 @@ def check(view: View, report: GateReport) -> None:
         _rules(report, [tensor for tensor in evidence.tensors if not tensor.host])
         _ends(report, evidence.tensors)
         _overlaps(report, [tensor for tensor in evidence.tensors if not tensor.host])
-        _host(report, [tensor for tensor in evidence.tensors if tensor.host])
+        _host(report, [tensor for tensor in evidence.tensors if tensor.host], no_host(evidence))
     _files(report, evidence)
     _devices(report, evidence)
 
@@ -101,10 +101,19 @@ def _share_bytes(one: WorkerTensor, other: WorkerTensor) -> bool:
     return shift < one.page_bytes or one.block_stride - shift < other.page_bytes
 
 
-def _host(report: GateReport, tensors: list[WorkerTensor]) -> None:
+def no_host(evidence: Evidence) -> str:
+    """Why no host pool could be looked at."""
+    if evidence.tiers is None:
+        return evidence.missing.get("tiers", "no other tier was looked through")
+    if not evidence.tiers:
+        return "there is no other tier"
+    return f"no worker describes the host pool of {evidence.tiers[0].name}"
+
+
+def _host(report: GateReport, tensors: list[WorkerTensor], absent: str) -> None:
     """KV407: host pools are page-locked and start on a page of the operating system."""
     known = [tensor for tensor in tensors if tensor.pinned is not None]
-    report.looked("KV407", len(known), empty="there is no host pool")
+    report.looked("KV407", len(known), empty=absent)
     loose = [tensor for tensor in known if not tensor.pinned]
     if loose:
         report.add("KV407", count=len(loose), what="not page-locked", layer=loose[0].layer)
@@ -132,7 +141,8 @@ def _files(report: GateReport, evidence: Evidence) -> None:
                 value=first.bytes,
                 expected=first.expected_bytes,
             )
-    report.looked("KV408", 0, empty="no tier keeps files")
+    if not evidence.tiers:
+        report.looked("KV408", 0, empty="there is no other tier")
 
 
 def _devices(report: GateReport, evidence: Evidence) -> None:

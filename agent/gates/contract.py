@@ -10,6 +10,7 @@ import numpy as np
 
 from ..model.evidence import Evidence, TierReport, WorkerTensor
 from ..model.states import State
+from .alignment import no_host
 from .report import GateReport
 from .view import View
 
@@ -91,7 +92,7 @@ def _tensors(view: View, report: GateReport, evidence: Evidence) -> None:
     device = [tensor for tensor in tensors if not tensor.host]
     _against_spec(report, device)
     _kernel_blocks(view, report, device)
-    _layouts(report, device, [tensor for tensor in tensors if tensor.host])
+    _layouts(report, device, [tensor for tensor in tensors if tensor.host], no_host(evidence))
     _registered(view, report, device)
 
 
@@ -147,7 +148,7 @@ def _kernel_blocks(view: View, report: GateReport, tensors: list[WorkerTensor]) 
                 report.add("KV204", group=group.id, kernel=kernel, value=group.block_size)
 
 
-def _layouts(report: GateReport, device: list[WorkerTensor], host: list[WorkerTensor]) -> None:
+def _layouts(report: GateReport, device: list[WorkerTensor], host: list[WorkerTensor], absent: str) -> None:
     here = {(tensor.layer, tensor.rank): tensor for tensor in device}
     pairs = [
         (here[tensor.layer, tensor.rank], tensor)
@@ -155,7 +156,7 @@ def _layouts(report: GateReport, device: list[WorkerTensor], host: list[WorkerTe
         if (tensor.layer, tensor.rank) in here and tensor.layout is not None
     ]
     pairs = [(one, other) for one, other in pairs if one.layout is not None]
-    report.looked("KV208", len(pairs), empty="there is no host pool to compare layouts with")
+    report.looked("KV208", len(pairs), empty=absent)
     for one, other in pairs:
         if one.layout != other.layout and one.page_bytes == other.page_bytes:
             report.add(
@@ -193,6 +194,15 @@ def _tiers(view: View, report: GateReport, evidence: Evidence) -> None:
         for state in sorted(needed - tier.states if tier.states is not None else set()):
             report.add("KV205", tier=tier.name, state=state)
     own = None if evidence.contract is None else evidence.contract.fingerprint
+    bare = [tier.name for tier in evidence.tiers if not tier.fingerprinted]
+    if not evidence.tiers:
+        report.looked("KV206", 0, empty="there is no other tier")
+        return
+    if len(bare) == len(evidence.tiers):
+        report.cannot(
+            ["KV206"], f"entries of {', '.join(bare)} carry no fingerprint: nothing says whose bytes they are"
+        )
+        return
     if own is None:
         report.cannot(["KV206"], "this engine's fingerprint was not taken")
         return

@@ -85,6 +85,7 @@ def _compare(view: View, report: GateReport, evidence: Evidence) -> None:
         first = over[0]
         report.add(
             "KV305",
+            tokens=(first.usable, first.engine),
             request=first.request,
             engine=first.engine,
             usable=first.usable,

@@ -16,6 +16,9 @@ from .view import View
 MIN_DECISIONS = 20
 """Decisions with a hit somewhere before a group is said to collapse."""
 
+OVERDUE_NS = 2_000_000_000
+"""Time after which a transfer is overdue."""
+
 _LOSSES = {
     Reason.WINDOW_HOLE: "KV301",
     Reason.TAIL_MISSING: "KV302",
@@ -46,11 +49,25 @@ def check_losses(view: View, report: GateReport) -> None:
         report.looked(code, len(explained), empty="no decision was explained from a page table")
     for (reason, group), loss in _collect(explained).items():
         _add(view, report, reason, group, loss)
-    waiting = [decision for decision in explained if decision.reason is Reason.NOT_READY]
+    waiting = _overdue(view, explained)
     if waiting:
         report.add("KV308", count=len(waiting), name=f"of request {waiting[-1].request}")
     _collapse(view, report, explained)
     _joined(view, report, decisions)
+
+
+def _overdue(view: View, decisions: list[Decision]) -> list[Decision]:
+    """Decisions that waited for a transfer and wait still, longer than transfers take.
+
+    A request that has computed something since, or that is gone, got what it waited for or went on without it.
+    """
+    waiting = [decision for decision in decisions if decision.reason is Reason.NOT_READY]
+    requests = view.snapshot.requests
+    if requests is None:
+        return waiting
+    idle = {request.id for request in requests if request.computed_tokens == 0}
+    since = view.snapshot.capture.taken_ns - OVERDUE_NS
+    return [decision for decision in waiting if decision.request in idle and decision.time_ns <= since]
 
 
 def _collect(decisions: list[Decision]) -> dict[tuple[Reason, GroupId], _Loss]:
@@ -140,6 +157,10 @@ def _joined(view: View, report: GateReport, decisions: tuple[Decision, ...]) -> 
         report.looked("KV312", 0, empty="no group is recurrent")
         return
     report.looked("KV312", len(decisions), empty="no decision was made yet")
+    evidence = view.snapshot.evidence
+    tiers = () if evidence is None else evidence.tiers or ()
+    if tiers and all(group.state in (tier.states or ()) for tier in tiers for group in recurrent):
+        return  # the tiers hold that state itself: what comes is the whole history, not a tail of it
     joined = [decision for decision in decisions if decision.external > 0 and decision.engine_usable > 0]
     if joined:
         last = joined[-1]

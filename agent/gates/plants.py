@@ -317,6 +317,9 @@ def _kv309(editor: Editor) -> str | None:
 def _kv312(editor: Editor) -> str | None:
     if not any(group.kind is ResumeKind.RECURRENT for group in editor.snapshot.geometry.groups):
         return "no group is recurrent"
+    evidence = editor.snapshot.evidence
+    if evidence is not None and evidence.tiers:
+        return "another tier may hold the recurrent state itself"
     unit = editor.snapshot.geometry.alignment
     _decide(editor, decision(editor, engine_usable=unit, usable=unit, logical=unit, external=unit))
     return None

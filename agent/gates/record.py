@@ -22,13 +22,16 @@ class CleanRecord:
     engine: str
     versions: tuple[str, ...]
     """Version prefixes, for example ``0.32.``."""
-    runner: str
+    scheduler: str
+    """Class of the engine's scheduler."""
     executor: str
-    asynchronous: str
-    """``on`` or ``off``."""
+    """Class of its executor."""
+    async_scheduling: str
+    """``true`` or ``false``."""
     tier: str
+    """Class of the KV connector, or ``none``."""
     checks: int
-    """Times the codes were checked."""
+    """Times each of the codes looked at something and was right to find nothing."""
     codes: frozenset[str]
     evidence: str
     """How to repeat the run."""
@@ -39,10 +42,10 @@ class CleanRecord:
         return (
             engine.engine == self.engine
             and engine.version.startswith(self.versions)
-            and details.get("runner") == self.runner
+            and details.get("scheduler") == self.scheduler
             and details.get("executor") == self.executor
-            and details.get("async_scheduling") == self.asynchronous
-            and details.get("tier", "none") == self.tier
+            and details.get("async_scheduling") == self.async_scheduling
+            and details.get("tier") == self.tier
         )
 
 
@@ -63,10 +66,8 @@ def markdown(record: tuple[CleanRecord, ...] = RECORD) -> str:
     lines = ["## Configurations on record", ""]
     if not record:
         return "\n".join([*lines, "None yet: every error is shown as an experimental warning.", ""])
-    lines += ["| engine | versions | runner | executor | async | tier | checks | codes |", "|" + "---|" * 8]
-    lines += [
-        f"| {row.engine} | {', '.join(row.versions)} | {row.runner} | {row.executor} | {row.asynchronous} | {row.tier} "
-        f"| {row.checks} | {', '.join(sorted(row.codes))} |"
-        for row in record
-    ]
+    lines += ["| engine | versions | scheduler | executor | async | tier | checks | codes |", "|" + "---|" * 8]
+    for row in record:
+        where = f"{row.engine} | {', '.join(row.versions)} | {row.scheduler} | {row.executor} | {row.async_scheduling}"
+        lines.append(f"| {where} | {row.tier} | {row.checks} | {', '.join(sorted(row.codes))} |")
     return "\n".join([*lines, ""])

@@ -213,6 +213,21 @@ class Admission:
     """Pages that each waiting request needs at once under the runtime formula."""
     returned: Mapping[str, int] = field(default_factory=dict)
     """How often each request was admitted and returned."""
+    free: int | None = None
+    """Pages that could be taken at once, cached ones that nobody holds among them."""
+    reserved: int | None = None
+    """Pages that running requests still need for what they have already."""
+    watermark: int | None = None
+    """Pages that an admission leaves free while something runs."""
+    caps: Mapping[GroupId, int] = field(default_factory=dict)
+    """Most pages of a group that admission counts for one request: groups that recycle pages."""
+
+    @property
+    def headroom(self) -> int | None:
+        """Pages that can be promised to the next request; below 0 where more is spoken for than is free."""
+        if self.free is None or self.reserved is None:
+            return None
+        return self.free - self.reserved - (self.watermark or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

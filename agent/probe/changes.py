@@ -61,7 +61,7 @@ class Changes:
         Raises:
             RefusedError: The plan is for another engine, or pages moved since; ``why`` names them. Nothing is changed.
         """
-        entries = self._checked(plan)
+        entries, groups = self._checked(plan), self._groups(plan)
         moved = self._moved(entries)
         planned = sum(len(entry["pages"]) for entry in entries)
         log = self._probe.audit_log
@@ -75,7 +75,7 @@ class Changes:
             )
         log.write(uid, pid, "invalidate", {"planned": planned, "result": "begun"})
         keys = [(int(entry["group"]), bytes.fromhex(entry["key"])) for entry in entries]
-        removed = self._probe.adapter.evict(keys, quarantine=quarantine)
+        removed = self._probe.adapter.evict(keys, quarantine=quarantine, groups=groups)
         total = sum(removed.values())
         self.invalidated_pages += total
         try:
@@ -107,6 +107,17 @@ class Changes:
         if not shaped or entries is None:
             raise UsageError("the plan cannot be read")
         return list(entries)
+
+    @staticmethod
+    def _groups(plan: Mapping[str, Any]) -> frozenset[int] | None:
+        """Return the groups that a plan takes as a whole and alone; None for a plan about prefixes."""
+        groups = plan.get("groups")
+        if groups is None:
+            return None
+        taken = {entry["group"] for entry in plan["entries"]}
+        if not isinstance(groups, list) or not all(type(group) is int for group in groups) or taken - set(groups):
+            raise UsageError("the plan cannot be read", why="it takes pages of groups that it does not name")
+        return frozenset(groups)
 
     def _moved(self, entries: list[dict[str, Any]]) -> list[int]:
         """Return pages that are not exactly as planned: gone, come, or registered anew."""

@@ -31,8 +31,10 @@ class Counters:
         self._durations = [0] * (len(DURATION_BUCKETS_S) + 1)
         self._duration_ns = 0
 
-    def admit(self, *, phase: int, tokens: int, usable: int, external: int, skipped: bool, lookups: int) -> None:
-        """Count one admission; phase 0 is a first one, 1 a resumption."""
+    def admit(
+        self, phase: int, tokens: int, usable: int, external: int, skipped: bool, lookups: int, duration_ns: int | None
+    ) -> None:
+        """Count one admission, in one call; phase 0 is a first one, 1 a resumption; its look-up may be unknown."""
         self.decisions[phase] += 1
         self.lookup_tokens[phase] += tokens
         self.usable_tokens[phase] += usable
@@ -40,11 +42,9 @@ class Counters:
         self.admitted_lookups += lookups
         if skipped:
             self.skipped[phase] += 1
-
-    def time(self, duration_ns: int) -> None:
-        """Count the duration of one look-up."""
-        self._durations[bisect_left(DURATION_BUCKETS_S, duration_ns / 1e9)] += 1
-        self._duration_ns += duration_ns
+        if duration_ns is not None:
+            self._durations[bisect_left(DURATION_BUCKETS_S, duration_ns / 1e9)] += 1
+            self._duration_ns += duration_ns
 
     def read(self, extra: Mapping[str, float] | None = None) -> dict[str, float]:
         """Return all counters by catalogue name, labels in braces."""

@@ -45,18 +45,11 @@ class DecisionFeed(Protocol):
         ...
 
 
-class Stash:
-    """The latest look-up of a request that is not admitted yet."""
+Stash = tuple[int, int, int | None, int, int, int]
+"""The latest look-up of a request that is not admitted yet: number of look-ups, step, duration in nanoseconds, epoch,
+stamp, tokens that a connector brings."""
 
-    __slots__ = ("duration_ns", "epoch", "external", "lookups", "stamp", "step")
-
-    def __init__(self) -> None:
-        self.lookups = 0
-        self.duration_ns: int | None = None
-        self.step = -1
-        self.epoch = 0
-        self.stamp = 0
-        self.external = 0
+NO_LOOKUP: Final[Stash] = (1, -1, None, 0, 0, 0)
 
 
 class Recorder:
@@ -70,12 +63,14 @@ class Recorder:
     def __init__(self, options: Options, counters: Counters) -> None:
         self._options = options
         self._counters = counters
-        self._stash: OrderedDict[str, Stash] = OrderedDict()
+        self.stash: OrderedDict[str, Stash] = OrderedDict()
+        """Look-ups of requests that are not admitted yet."""
         self._ring: deque[tuple[Any, ...]] = deque(maxlen=options["decisions_kept"])
         self._number = 0
         self._epoch = 0
         self._stamp = 0
         self._chain_left = 0
+        self._chain_step = -1
         self.step = 0
         """Schedule call that runs, or ran last."""
         self.explaining = 0
@@ -83,11 +78,6 @@ class Recorder:
         self.feed: DecisionFeed | None = None
 
     # ------------------------------------------------------- engine's thread
-
-    def begin_step(self, step: int) -> None:
-        """A schedule call begins."""
-        self.step = step
-        self._chain_left = self._options["chain_bytes_per_step"]
 
     def before_lookup(self) -> None:
         """A look-up follows: publish the table that it will see, if somebody compares."""
@@ -97,26 +87,21 @@ class Recorder:
 
     def looked_up(self, request: str, duration_ns: int) -> None:
         """A look-up has been made; nothing is counted as a reuse yet."""
-        stash = self._stash.get(request)
-        if stash is None:
-            if len(self._stash) >= STASH_LIMIT:
-                self._stash.popitem(last=False)
-            stash = self._stash[request] = Stash()
-        if stash.step != self.step:
-            # The engine may look up twice in one schedule call (connectors); that is one look-up.
-            stash.lookups += 1
+        known = self.stash.get(request)
+        # The engine may look up twice in one schedule call (connectors); that is one look-up.
+        again = known is not None and known[1] == self.step
+        if known is None and len(self.stash) >= STASH_LIMIT:
+            self.stash.popitem(last=False)
+        lookups = (known[0] if known is not None else 0) + (0 if again else 1)
+        self.stash[request] = (lookups, self.step, duration_ns, self._epoch, self._stamp, 0)
+        if not again:
             self._counters.lookups += 1
-        stash.step = self.step
-        stash.duration_ns = duration_ns
-        stash.epoch = self._epoch
-        stash.stamp = self._stamp
-        stash.external = 0
 
     def brought(self, request: str, tokens: int) -> None:
         """A connector will bring ``tokens`` tokens for this request."""
-        stash = self._stash.get(request)
-        if stash is not None:
-            stash.external = tokens
+        known = self.stash.get(request)
+        if known is not None:
+            self.stash[request] = (*known[:5], tokens)
 
     def admitted(
         self,
@@ -128,41 +113,35 @@ class Recorder:
         skipped: bool,
         hashes: Sequence[bytes],
         trace: Mapping[str, str] | None,
+        moving: bool = False,
     ) -> None:
-        """The request was admitted with what its latest look-up found: count and record the decision."""
-        stash = self._stash.pop(request, None) or Stash()
-        now = time.time_ns()
+        """The request was admitted with what its latest look-up found: count and record the decision.
+
+        With ``moving`` it waits for what another tier is bringing, which is decided with it.
+        """
+        lookups, step, duration_ns, epoch, stamp, external = self.stash.pop(request, NO_LOOKUP)
         self._number += 1
         phase = 1 if resumed else 0
-        self._counters.admit(
-            phase=phase,
-            tokens=tokens,
-            usable=usable,
-            external=stash.external,
-            skipped=skipped,
-            lookups=max(1, stash.lookups),
-        )
-        if stash.duration_ns is not None:
-            self._counters.time(stash.duration_ns)
-        headers = _trace_of(trace)
+        self._counters.admit(phase, tokens, usable, external, skipped, lookups, duration_ns)
         # A cut between look-up and admission (another request was looked up) moves the table past this look-up.
-        exact = bool(self.explaining) and stash.step == self.step and stash.epoch == self._epoch
+        exact = bool(self.explaining) and step == self.step and epoch == self._epoch
         row = (
             self._number,
-            now,
+            time.time_ns(),
             self.step,
             request[:MAX_ID],
             phase,
             tokens,
             usable,
-            stash.external,
-            max(1, stash.lookups),
+            external,
+            lookups,
             skipped,
-            stash.duration_ns,
-            stash.epoch,
-            stash.stamp,
+            duration_ns,
+            epoch,
+            stamp,
             exact,
-            headers,
+            _trace_of(trace) if trace else (),
+            moving,
         )
         self._ring.append(row)
         if self.explaining and self.feed is not None:
@@ -185,7 +164,10 @@ class Recorder:
             stamp,
             exact,
             trace,
+            moving,
         ) = row
+        if self._chain_step != self.step:
+            self._chain_step, self._chain_left = self.step, self._options["chain_bytes_per_step"]
         size = len(hashes) * len(hashes[0]) if hashes else 0
         fits = size <= self._chain_left
         if fits:
@@ -200,6 +182,7 @@ class Recorder:
                 exact=exact,
                 chain=fits,
                 timed=took is not None,
+                moving=moving,
             ),
             request=request,
             trace=trace,
@@ -212,7 +195,7 @@ class Recorder:
 
     def forget(self, request: str) -> None:
         """The request is gone without having been admitted."""
-        self._stash.pop(request, None)
+        self.stash.pop(request, None)
 
     def resize(self) -> None:
         """Take over a changed ``decisions_kept``."""
@@ -231,18 +214,15 @@ class Recorder:
         return self._number
 
 
-def _trace_of(headers: Mapping[str, str] | None) -> tuple[tuple[str, str], ...]:
-    if not headers:
-        return ()
+def _trace_of(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple(
         (name.lower(), str(value)[:MAX_ID]) for name, value in headers.items() if name.lower() in TRACE_HEADERS
     )
 
 
 def _record(row: tuple[Any, ...]) -> DecisionRecord:
-    number, now, step, request, phase, tokens, usable, external, lookups, skipped, took, epoch, stamp, exact, trace = (
-        row
-    )
+    number, now, step, request, phase, tokens, usable, external, lookups, skipped, took, epoch, stamp, exact = row[:14]
+    trace, moving = row[14:]
     return DecisionRecord(
         id=number,
         time_ns=now,
@@ -252,6 +232,7 @@ def _record(row: tuple[Any, ...]) -> DecisionRecord:
         tokens=tokens,
         engine_usable=usable,
         external=external,
+        moving=moving,
         lookups=lookups,
         skipped=skipped,
         duration_ns=took,

@@ -277,8 +277,7 @@ class Feed:
     def after_schedule(self, step: int, scheduled_ids: Collection[str]) -> None:
         """Schedule call ``step`` ended and really scheduled these requests (a mapping or set is cheapest)."""
         del step
-        self.fence.scheduled(scheduled_ids)
-        if self._ring is None:
+        if self.fence.scheduled(scheduled_ids) and self._ring is None:
             self.fence.forget_news()
 
     def before_update(self, step: int) -> None:
@@ -288,9 +287,19 @@ class Feed:
     def after_update(self, step: int) -> None:
         """The output of schedule call ``step`` was processed: its pages are committed."""
         self.stamps.end_update(step)
-        self.fence.processed()
-        if self._ring is None:
-            self.fence.forget_news()
+        if self.stamps.folded:
+            self.fence.processed()
+            if self._ring is None:
+                self.fence.forget_news()
+
+    def updated(self, step: int) -> None:
+        """Like ``before_update`` and ``after_update`` at once, where the log was empty when the update began."""
+        stamps = self.stamps
+        if stamps.log:
+            stamps.enter_update(step)
+            self.after_update(step)
+        elif step > stamps.committed:
+            stamps.committed = step
 
     def note_weights_change(self, step: int) -> None:
         """Pages computed by calls after ``step`` belong to another weights epoch."""

@@ -10,7 +10,6 @@ it has already scheduled in the same call; the keys stay (upstream issue 57580).
 
 from collections.abc import Collection, Sequence
 from itertools import compress
-from operator import itemgetter
 from typing import Any
 
 from ..feedformat import CALL_MASK
@@ -22,8 +21,6 @@ PRUNE_AT = 1024
 
 PRUNE_STEPS = 256
 """Steps between two looks for dead ones."""
-
-_request_of = itemgetter(0)
 
 
 class Fence:
@@ -47,19 +44,22 @@ class Fence:
         self._prune_at = PRUNE_AT
         self._steps = 0
 
-    def scheduled(self, requests: Collection[str]) -> None:
+    def scheduled(self, requests: Collection[str]) -> bool:
         """Judge the registrations of a schedule call that scheduled ``requests``.
 
         Pages are looked at only where something is wrong; else their stamps wait for the shadow of the batch.
+
+        Returns:
+            Whether something was wrong, so that there may be news.
         """
         stamps = self._stamps
         folded = stamps.folded
-        names = set(map(_request_of, stamps.log))
+        missing = {entry[0] for entry in stamps.log if entry[0] not in requests}
         for _, entries in folded:
-            names.update(map(_request_of, entries))
-        missing = names.difference(requests)
+            missing.update([entry[0] for entry in entries if entry[0] not in requests])
         missing.discard(None)
-        if missing or self._bad:
+        wrong = bool(missing or self._bad)
+        if wrong:
             stamps.fold()
         if missing:
             for first, entries in folded:
@@ -71,19 +71,16 @@ class Fence:
             self._steps += 1
             if self._steps >= PRUNE_STEPS or len(self._bad) >= self._prune_at:
                 self.prune()
-        if folded:
-            folded.clear()
+        folded.clear()
+        return wrong
 
     def processed(self) -> None:
-        """Look at the registrations that were made while an output was processed."""
+        """Look at the registrations that were made while an output was processed; they are folded."""
         stamps = self._stamps
-        if stamps.log:
-            stamps.fold()
         if self._bad:
             for first, entries in stamps.folded:
                 self._taint(first, entries)
-        if stamps.folded:
-            stamps.folded.clear()
+        stamps.folded.clear()
 
     def _brand(self, first: int, entries: Sequence[Registration], missing: set[str | None]) -> None:
         page_stamps = self._stamps.page_stamps

@@ -1,25 +1,54 @@
 """The ghost set: which keys were registered once, so that "evicted" can be told from "never there".
 
 Invariant: bounded; what it forgot is admitted (:attr:`Ghost.complete` is then False and an unknown key means "cannot
-tell"). The engine's thread fills it in the one loop that stamps pages (``PoolPort.stamp``), with the engine's own key
-objects, whose hash is computed already: about 40 ns a page. All other work lies with who asks, on the probe's thread.
+tell"). The engine's thread hands in the plain bytes of all keys of a fold, which are kept as they come: some 25 ns a
+page, 36 bytes a key, and nothing for the garbage collector to look at. All other work lies with who asks, on the
+probe's thread: the index by short names is made when somebody asks for the first time, and grows with each question.
 
-Keys stand in a few generations, each a dictionary; the oldest goes as a whole. So forgetting costs no search, and a key
-that is registered again and again is remembered longest.
+Keys stand in a few generations; the oldest goes as a whole, so forgetting costs no search.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ..model.states import KEY_BYTES
-from .port import Keys
+from .port import Remember
 
 GROUP_BYTES = 4
 GENERATIONS = 16
 GENERATION_KEYS = 16384
-"""A generation holds a sixteenth of the capacity, but no more than this: it is freed at once, 60 ns a key."""
+"""A generation holds a sixteenth of the capacity, but no more than this: so much is forgotten at once."""
 
-Names = dict[bytes, int]
-"""First 16 bytes of a key and its group -> stamp."""
+
+class Generation:
+    """Registrations of one stretch of time; the engine's thread appends, the probe's thread reads."""
+
+    __slots__ = ("_read", "count", "folds", "names")
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Registrations."""
+        self.folds: list[tuple[Sequence[int], Sequence[int], bytes]] = []
+        """Stamps of calls, pages of each, keys of all pages."""
+        self.names: dict[bytes, int] = {}
+        """First 16 bytes of a key and its group -> its least stamp, as far as it was read."""
+        self._read = 0
+
+    def read(self) -> dict[bytes, int]:
+        """Index what was appended since the last question."""
+        names = self.names
+        fresh = self.folds[self._read :]
+        self._read += len(fresh)
+        for marks, sizes, keys in fresh:
+            width = len(keys) // sum(sizes)
+            end = 0
+            for mark, size in zip(marks, sizes, strict=True):
+                for _ in range(size):
+                    start, end = end, end + width
+                    name = keys[start : start + KEY_BYTES] + keys[end - GROUP_BYTES : end]
+                    known = names.get(name)
+                    if known is None or mark < known:
+                        names[name] = mark
+        return names
 
 
 class Ghost:
@@ -35,52 +64,57 @@ class Ghost:
         """No key was ever forgotten, left out, or registered before the probe came."""
         self.forgotten = 0
         """Registrations that were forgotten."""
-        self.current: Keys | None = {} if capacity else None
-        """Where registrations go now: key -> stamp of the first in this generation."""
-        self._sealed: list[Keys] = []
-        self._indexes: dict[int, tuple[Keys, Names]] = {}
+        self._current = Generation()
+        self._sealed: list[Generation] = []
 
     # ------------------------------------------------------- engine's thread
 
-    def turn(self) -> Keys | None:
-        """Begin a new generation where the current one is full. Call it between two folds.
+    @property
+    def sink(self) -> Remember | None:
+        """What registrations are to be handed to; None while it is off."""
+        return self.add if self.capacity else None
 
-        Returns:
-            Where registrations go from now on.
+    def add(self, marks: Sequence[int], sizes: Sequence[int], keys: bytes) -> None:
+        """Remember registrations.
+
+        Args:
+            marks: The stamp of each call.
+            sizes: The number of its pages; at least one call has some.
+            keys: The keys of all these pages, equally long, one after the other.
         """
-        current = self.current
-        if current is None or len(current) < min(self.capacity // GENERATIONS, GENERATION_KEYS):
-            return current
-        sealed = [*self._sealed, current]
+        current = self._current
+        if current.count >= min(self.capacity // GENERATIONS, GENERATION_KEYS):
+            current = self._turn()
+        # No lists and no tuples of other things than numbers and bytes: those are not tracked for long.
+        current.folds.append((tuple(marks) if type(marks) is list else marks, tuple(sizes), keys))
+        current.count += sum(sizes)
+
+    def _turn(self) -> Generation:
+        """Begin a new generation."""
+        sealed = [*self._sealed, self._current]
         # At most two a turn: a lowered capacity is reached over some turns, not in one step of the engine.
         for _ in range(2):
-            if len(sealed) > 1 and sum(map(len, sealed)) > self.capacity - len(sealed[-1]):
-                self.forgotten += len(sealed.pop(0))
+            if len(sealed) > 1 and sum(one.count for one in sealed) > self.capacity - sealed[-1].count:
+                self.forgotten += sealed.pop(0).count
                 self.complete = False
         self._sealed = sealed
-        self.current = {}
-        return self.current
+        self._current = Generation()
+        return self._current
 
-    def resize(self, capacity: int) -> Keys | None:
-        """Change the capacity; what is remembered stays until newer keys push it out.
-
-        Returns:
-            Where registrations go from now on.
-        """
+    def resize(self, capacity: int) -> None:
+        """Change the capacity; what is remembered stays until newer keys push it out. Then :attr:`sink` is another."""
         self.capacity = capacity
         if not capacity:
             self.complete = False
             self.forgotten += len(self)
-            self.current, self._sealed = None, []
-        elif self.current is None:
-            self.current = {}
-        return self.current
+            self._current, self._sealed = Generation(), []
 
     # -------------------------------------------------------- probe's thread
 
     def seen(self, group: int, keys: Iterable[bytes], *, before: int) -> str:
         """Tell for each key whether ``group`` registered it before a stamp: ``1`` yes, ``0`` no, ``?`` unknown."""
-        indexes = self._names()
+        current = self._current  # read first: a generation that is sealed meanwhile is then asked twice, not missed
+        indexes = [one.read() for one in (*self._sealed, current)]
         suffix = group.to_bytes(GROUP_BYTES, "big")
         absent = "0" if self.complete else "?"
         answers = []
@@ -90,27 +124,5 @@ class Ghost:
             answers.append(absent if not stamps else "1" if min(stamps) < before else "0")
         return "".join(answers)
 
-    def _names(self) -> list[Names]:
-        """Return every generation by short names; a sealed one is read once, and only when somebody asks."""
-        current, sealed = self.current, self._sealed
-        known = self._indexes
-        fresh = {id(keys): known.get(id(keys)) or (keys, _index(keys)) for keys in sealed}
-        self._indexes = fresh
-        names = [index for _, index in fresh.values()]
-        if current is not None:
-            names.append(_index(current))
-        return names
-
     def __len__(self) -> int:
-        current = self.current
-        return sum(map(len, self._sealed)) + (len(current) if current is not None else 0)
-
-
-def _index(keys: Keys) -> Names:
-    """Read a generation. The copy is one step of the interpreter, so the engine cannot write in the middle of it."""
-    names: Names = {}
-    for key, stamp in keys.copy().items():
-        if key is not None:
-            name = key[:KEY_BYTES] + key[-GROUP_BYTES:]
-            names[name] = min(stamp, names.get(name, stamp))
-    return names
+        return sum(one.count for one in self._sealed) + self._current.count

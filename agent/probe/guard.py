@@ -123,7 +123,7 @@ class Guard:
         The host's own exceptions pass untouched and are not observed. ``timed`` counts against the step's budget; leave
         it out for hooks that only append to a list.
         """
-        guarded = self.call if timed else self._quiet
+        guarded = self.call if timed else self.quiet
 
         @functools.wraps(original)
         def stand_in(*args: Any, **kwargs: Any) -> Any:
@@ -138,7 +138,7 @@ class Guard:
         self, original: Callable[..., Any], observe: Callable[..., object], *, timed: bool = False
     ) -> Callable[..., Any]:
         """Return a stand-in for ``original`` that first calls ``observe(*args, **kwargs)``."""
-        guarded = self.call if timed else self._quiet
+        guarded = self.call if timed else self.quiet
 
         @functools.wraps(original)
         def stand_in(*args: Any, **kwargs: Any) -> Any:
@@ -148,7 +148,8 @@ class Guard:
 
         return stand_in
 
-    def _quiet(self, fn: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+    def quiet(self, fn: Callable[..., object], *args: Any, **kwargs: Any) -> None:
+        """Run ``fn``, not timed: it only appends to a list, or it is part of something that is timed."""
         try:
             fn(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - the one place

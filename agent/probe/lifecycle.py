@@ -75,18 +75,21 @@ class Probe:
         self.changes = Changes(self)
         self.info = EngineInfo(pid=os.getpid(), start_ticks=0, engine=adapter.engine, version="", model="")
         self.geometry = Geometry(groups=(), hash_unit=1, alignment=1, caching=False)
-        self.geometry_plain: Any = None
-        """The geometry as JSON values: it never changes and is part of many answers."""
+        self.geometry_plain: Any = None  # as JSON values: it never changes and is part of many answers
         self.pages = 0
         self.feed: Any = None
         self.server: Server | None = None
         self.audit_log = AuditLog(None, (0, 0))
         self._environ = env
         self._outputs: dict[int, int] = {}
-        self._dispatched = True
+        self.unsettled = False
+        """A schedule call returned, and what is left for the shadow of its batch is not done yet."""
+        self.before_shadow: Callable[[], object] | None = None
+        """What an adapter left for the shadow of the batch."""
+        self._scheduled: Iterable[str] = ()
+        self._ahead = 0  # the schedule call that the feed was told of as soon as the one before it was settled
         self._kill_at: float | None = None
-        self._stopping = 0
-        """0: no; then it counts the ticks until the socket goes."""
+        self._stopping = 0  # no; then it counts the ticks until the socket goes
 
     # -------------------------------------------------------------- start, stop
 
@@ -149,7 +152,7 @@ class Probe:
         feed.install()
         if feed.reason is not None:
             raise UnsupportedError(feed.reason)
-        feed.stamps.keys = self.ghost.current
+        feed.stamps.remember = self.ghost.sink
         # Keys that were registered before the probe came are not known to the ghost set.
         pool = self.adapter.pool()
         self.ghost.complete = self.ghost.complete and not pool.keys
@@ -244,50 +247,53 @@ class Probe:
 
     def begin_schedule(self) -> None:
         """A schedule call begins. Engine's thread."""
-        self.guard.step()
-        step = self.recorder.step + 1
-        self.recorder.begin_step(step)
-        if self.feed is not None:
-            self.feed.before_schedule(step)
+        self.dispatched()
+        self.recorder.step = step = self.recorder.step + 1
+        feed = self.feed
+        if feed is not None and (self._ahead != step or feed.stamps.log):
+            feed.before_schedule(step)
 
     def end_schedule(self, output: object, scheduled: Iterable[str]) -> None:
-        """A schedule call returned. Engine's thread."""
-        step = self.recorder.step
-        self._outputs[id(output)] = step
-        self._dispatched = False
-        if len(self._outputs) > 64:
-            self._outputs.pop(next(iter(self._outputs)))
-        if self.feed is not None:
-            self.feed.after_schedule(step, scheduled)
+        """A schedule call returned: only noted here, the batch waits. Engine's thread."""
+        self._outputs[id(output)] = self.recorder.step
+        self._scheduled = scheduled
+        self.unsettled = True
 
     def dispatched(self) -> None:
-        """The batch is on its way to the device. Engine's thread."""
-        if self._dispatched:
+        """The batch is on its way to the device: do what is left to do for its schedule call. Engine's thread."""
+        if not self.unsettled:
             return
-        self._dispatched = True
-        if self.feed is not None:
-            self.feed.shadow()
-            stamps = self.feed.stamps
-            stamps.keys = self.ghost.turn()
-            if stamps.dropped:
-                self.ghost.complete = False
+        self.unsettled = False
+        scheduled, self._scheduled = self._scheduled, ()
+        self.guard.step()
+        if len(self._outputs) > 64:
+            self._outputs.pop(next(iter(self._outputs)))
+        if self.before_shadow is not None:
+            self.before_shadow()
+        feed, step = self.feed, self.recorder.step
+        if feed is not None:
+            feed.after_schedule(step, scheduled)
+            feed.shadow()
+            self.ghost.complete = self.ghost.complete and not feed.stamps.dropped
+            feed.before_schedule(step + 1)
+            self._ahead = step + 1
 
-    def begin_update(self, output: object) -> None:
+    def begin_update(self, _output: object) -> None:
         """Results are about to be processed. Engine's thread."""
         self.dispatched()
-        step = self._outputs.get(id(output))
-        if self.feed is not None and step is not None:
-            self.feed.before_update(step)
+        if self.feed is not None and self.feed.stamps.log:
+            self.feed.stamps.fold()
 
     def end_update(self, output: object) -> None:
         """Results were processed. Engine's thread."""
         step = self._outputs.pop(id(output), None)
         if self.feed is not None and step is not None:
-            self.feed.after_update(step)
+            self.feed.updated(step)
 
     def between_steps(self, *, idle: bool) -> None:
         """Nothing of the engine runs. Engine's thread."""
         if self.safe_point.waiting or (idle and self.safe_point.idle_work is not None):
+            self.guard.call(self.dispatched)
             self.safe_point.drain(idle=idle)
 
     # --------------------------------------------------- at a safe point: reads
@@ -318,8 +324,7 @@ class Probe:
             "taken_ns": time.time_ns(),
             "notes": notes,
         }
-        copied["duration_ns"] = time.monotonic_ns() - begin
-        return copied
+        return {**copied, "duration_ns": time.monotonic_ns() - begin}
 
     def cut(self) -> int:
         """Publish what changed; return the epoch. Engine's thread."""
@@ -359,9 +364,9 @@ class Probe:
     def options_changed(self) -> None:
         """Take over changed options. Engine's thread."""
         self.recorder.resize()
-        keys = self.ghost.resize(self.options["ghost_keys"])
+        self.ghost.resize(self.options["ghost_keys"])
         if self.feed is not None:
-            self.feed.stamps.keys = keys
+            self.feed.stamps.remember = self.ghost.sink
 
     # ------------------------------------------------------------- descriptions
 
@@ -385,7 +390,7 @@ class Probe:
                 "engine_steps": self.recorder.step,
                 "ghost_keys": len(self.ghost),
                 "ghost_forgotten": self.ghost.forgotten,
-                **self.ledger.read(),
+                **(self.ledger.read() | getattr(self.adapter, "counters", dict)()),
             }
         )
 

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 else:  # not subscriptable before Python 3.12
     Words = array
 
-Keys = dict[bytes | None, int]
-"""Key object of the engine (None: a page that lost it) -> stamp of its first registration."""
+Remember = Callable[[Sequence[int], Sequence[int], bytes], object]
+"""Takes the stamps of some registrations, how many pages each had, and the keys of all these pages, one after the
+other; zeros for a page that lost its key."""
 
 Registration = tuple[str | None, Any, Sequence[Any], Sequence[bool] | None, int, int, int, Any]
 """One registration call, as the hook saw it, without a step of work more:
@@ -79,11 +80,32 @@ class PoolPort(Protocol):
         """Return page ids."""
         ...
 
-    def stamp(self, pages: Iterable[Any], stamps: Words, mark: int, keys: Keys | None) -> None:
-        """Set ``stamps[id] = mark`` for each page, and remember its key unless ``keys`` has it (None: nowhere).
+    def stamp_calls(
+        self,
+        calls: Sequence[Registration],
+        mark: int,
+        stamps: Words,
+        late: bool,
+        special: Callable[[int, Registration], object],
+    ) -> tuple[list[Any], list[int]]:
+        """Give the pages of the first call the stamp ``mark + 1``, those of the next one ``mark + 2``, and so on.
 
-        The one loop over pages that runs with nobody reading.
+        The one loop over pages that runs with nobody reading, in one function because frames cost more than pages.
+
+        Args:
+            calls: Registrations, in their order.
+            mark: Stamp before the first.
+            stamps: A word a page.
+            late: Calls that cover only computed tokens are special, too.
+            special: Told of moves, and of calls that are special, in their place; nothing else is done with them.
+
+        Returns:
+            Pages of all calls that were not special, and how many of them each call has.
         """
+        ...
+
+    def stamp(self, pages: Iterable[Any], stamps: Words, mark: int) -> None:
+        """Set ``stamps[id] = mark`` for each page."""
         ...
 
     def tokens(self, pages: Iterable[Any]) -> Words:

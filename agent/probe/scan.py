@@ -6,8 +6,8 @@ busy engine would starve. Used by the feed on the engine's thread.
 
 from collections.abc import Callable
 
-FLOOR_PAGES = 1024
-"""Pages a step while somebody waits: 1M pages in 10 s at 10 ms a step (architecture.md, "Bootstrap")."""
+FLOOR_PAGES = 768
+"""Pages a step while somebody waits: 1M pages in 14 s at 10 ms a step. What the budget leaves comes on top."""
 
 BUDGET_NS = 150_000
 """Thread CPU a step up to which a chunk may grow beyond the floor."""

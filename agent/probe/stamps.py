@@ -16,7 +16,7 @@ from itertools import compress
 from typing import Any
 
 from ..feedformat import CALL_MASK, LATE_CALLS, LOADED_CALLS, STEP_SHIFT, UPDATE_CALLS
-from .port import Keys, PoolPort, Registration
+from .port import PoolPort, Registration, Remember
 
 EVENT_LIMIT = 1 << 20
 """Registered pages that are kept for the next cut."""
@@ -63,7 +63,7 @@ class Stamps:
         """Where registrations go for the next cut; None while nobody follows."""
         self.folded: list[tuple[int, Sequence[Registration]]] = []
         """Folded calls of the current phase with the stamp before the first, for the commit fence."""
-        self.keys: Keys | None = None
+        self.remember: Remember | None = None
         """Where registered keys are remembered; None: nowhere."""
         self.committed = 0
         """Last step whose output was processed."""
@@ -97,6 +97,10 @@ class Stamps:
         """Registrations from now on belong to ``step``, whose output is being processed."""
         if self.log:
             self.fold()
+        self.enter_update(step)
+
+    def enter_update(self, step: int) -> None:
+        """What is in the log belongs to the update of ``step``, too."""
         self.folded.clear()
         self._saved = self._calls
         self._base = (step << STEP_SHIFT) + UPDATE_CALLS
@@ -140,33 +144,32 @@ class Stamps:
         else:
             self._fold_runs(first, entries, fresh)
 
-    def _fold_stamps(self, stamp: int, entries: list[Registration]) -> None:
+    def _fold_stamps(self, first: int, entries: list[Registration]) -> None:
+        port = self._port
         late = self._late is not None
-        stamps, keys, store = self.page_stamps, self.keys, self._port.stamp
-        for entry in entries:
-            stamp += 1
-            request, _, pages, mask, start, size, computed, _ = entry
-            if start + size <= computed and (late or request is None):
-                self._fold_special(stamp, entry)
-            else:
-                store(pages if mask is None else compress(pages, mask), stamps, stamp, keys)
+        pages, sizes = port.stamp_calls(entries, first, self.page_stamps, late, self._stamp_special)
+        if pages and self.remember is not None:
+            self.remember(range(first + 1, first + 1 + len(sizes)), sizes, port.keys(pages))
 
-    def _fold_special(self, stamp: int, entry: Registration) -> None:
+    def _stamp_special(self, stamp: int, entry: Registration) -> None:
         """A move, or pages that were computed before."""
         if entry[0] is None:
             self._move(entry[2])
         for mark, _, part in self._parts(stamp, entry, split=False):
-            self._port.stamp(part, self.page_stamps, mark, self.keys)
+            self._port.stamp(part, self.page_stamps, mark)
+            if part and self.remember is not None:
+                self.remember((mark,), (len(part),), self._port.keys(part))
 
     def _fold_runs(self, stamp: int, entries: list[Registration], fresh: Fresh) -> None:
         parent, store = self._port.parent, self._port.stamp
-        stamps, keys = self.page_stamps, self.keys
+        stamps = self.page_stamps
         pages, runs = fresh.pages, fresh.runs
+        pages_before, runs_before = len(pages), len(runs)
         for entry in entries:
             stamp += 1
             name, request, seen, mask, start, size, computed, _ = entry
             if len(seen) == 1 and mask is None and start + size > computed:
-                store(seen, stamps, stamp, keys)
+                store(seen, stamps, stamp)
                 pages.append(seen[0])
                 runs.append((stamp, parent(request, start), 1))
             elif name is None:
@@ -175,9 +178,13 @@ class Stamps:
                 runs.append((stamps[self._port.ids(seen[1:])[0]], NO_PARENT, 1))
             else:
                 for mark, tokens, part in self._parts(stamp, entry, split=True):
-                    store(part, stamps, mark, keys)
+                    store(part, stamps, mark)
                     pages += part
                     runs.append((mark, parent(request, tokens), len(part)))
+        if self.remember is not None and len(pages) > pages_before:
+            made = runs[runs_before:]
+            keys = self._port.keys(pages[pages_before:])
+            self.remember([mark for mark, _, _ in made], [count for _, _, count in made], keys)
 
     def _move(self, pair: Sequence[Any]) -> None:
         source, target = self._port.ids(pair)

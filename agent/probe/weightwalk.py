@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 DIGEST_BYTES: Final = 16
 FIRST_DEADLINE_S: Final = 600.0
 """For the reading at the start; an engine that passes no safe point for so long has other worries."""
+LORA: Final = "lora."
+"""Names of tensors of adapters begin so; the id of the adapter follows."""
 UNREADABLE_NAMED: Final = 200
 """Unreadable tensors of one worker that are named; all are counted."""
 
@@ -38,6 +40,8 @@ class WeightsWalk:
         self._counts: dict[int, list[int]] = {}
         """Tensors and bytes of each rank."""
         self._points: int | None = None
+        self._loras: set[tuple[int, ...]] = set()
+        """Adapters in memory, as each slice of each rank saw them: a reading over two sets says nothing of adapters."""
 
     def advance(self) -> bool:
         """Read one slice on every worker; True when all are done.
@@ -60,6 +64,7 @@ class WeightsWalk:
         if error:
             raise InconclusiveError("a worker cannot read its weights", why=str(error)[:300])
         rank = int(answer["rank"])
+        self._loras.add(tuple(answer.get("loras") or ()))
         pieces = self._pieces.setdefault(rank, {})
         for name, _piece, digest in answer["parts"]:
             pieces.setdefault(str(name), []).append(str(digest))
@@ -72,10 +77,12 @@ class WeightsWalk:
     def result(self) -> dict[str, Any]:
         """Return the digests, and tell the adapter, which compares them with the last ones."""
         ranks = [self._rank(rank) for rank in sorted(self._counts)]
+        adapters = next(iter(self._loras)) if len(self._loras) == 1 else ()
+        loras = {number: _digest(f"{one['rank']}={one['loras'].get(number)}" for one in ranks) for number in adapters}
         digest = _digest(f"{one['rank']}={one['digest']}" for one in ranks)
         complete = bool(ranks) and all(not one["unreadable_count"] and one["tensors"] for one in ranks)
         mode = "full" if self._full else "sample"
-        self._adapter.weights_read(mode, digest, complete=complete)
+        self._adapter.weights_read(mode, digest, complete=complete, **({"loras": loras} if loras else {}))
         known = to_plain(self._adapter.evidence().weights)
         return {"mode": mode, "digest": digest, "complete": complete, "ranks": ranks, "weights": known}
 
@@ -91,8 +98,12 @@ class WeightsWalk:
             parts.setdefault(part_of(name), []).append(f"{name}={whole[name]}")
         return {
             "rank": rank,
-            "digest": _digest(f"{name}={whole[name]}" for name in sorted(whole)),
+            # Adapters come and go without a change of what other requests are computed with.
+            "digest": _digest(f"{name}={whole[name]}" for name in sorted(whole) if not name.startswith(LORA)),
             "parts": {name: _digest(lines) for name, lines in parts.items()},
+            "loras": {
+                int(name.removeprefix(LORA)): _digest(lines) for name, lines in parts.items() if name.startswith(LORA)
+            },
             "tensors": self._counts[rank][0],
             "bytes": self._counts[rank][1],
             "unreadable": dict(sorted(lost.items())[:UNREADABLE_NAMED]),

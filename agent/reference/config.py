@@ -109,6 +109,8 @@ class EngineConfig:
     """Pages of the host tier's pool; 0 switches the tier off."""
     disk_folder: str | None = None
     """Folder of the disk tier; None switches it off."""
+    store_backlog: int = 1024
+    """Copies to other tiers that may wait; a page that leaves the device while so many do leaves without one."""
     chunk: int = 32
     """Most tokens of one prefill chunk."""
     step_tokens: int = 64

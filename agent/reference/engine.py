@@ -54,6 +54,7 @@ class Counters:
     generated_tokens: int = 0
     finished: int = 0
     cancelled: int = 0
+    restarts: int = 0
 
 
 class Engine:
@@ -131,7 +132,7 @@ class Engine:
                 pool = pool.pin_memory()
         if self.config.disk_folder is not None:
             disk = Disk(Path(self.config.disk_folder), self.fingerprint, faults=self.faults)
-        return Tiers(self.transfers, pool=pool, disk=disk)
+        return Tiers(self.transfers, pool=pool, disk=disk, backlog=self.config.store_backlog)
 
     def _copy_out(self, page: int) -> None:
         """Offer a page that is being evicted to the other tiers."""
@@ -375,6 +376,7 @@ class Engine:
 
         Running requests go back to the queue, as clients that ask again.
         """
+        self.counters.restarts += 1
         for request in list(self.scheduler.running):
             self.scheduler.preempt(request)
         with self.pages.lock:

@@ -50,6 +50,8 @@ class Request:
     approximate: bool = False
     """Its states come from a bounded replay: they are never offered to the cache."""
     tier_attempts: int = 0
+    promised: int = 0
+    """Tokens that it will be able to reuse when what it waits for has come from another tier; 0: it waited for none."""
     transfer: int | None = None
     """Transfer that it waits for."""
     arrived_step: int = 0

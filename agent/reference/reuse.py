@@ -68,6 +68,16 @@ class ReuseRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """One bind: the pages of a plan, under the generations of the check and of the moment after it."""
+
+    step: int
+    request: str
+    checked: tuple[tuple[int, int], ...]
+    found: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
     """Result of ``try_reuse``."""
 
@@ -103,6 +113,8 @@ class Reuser:
         self._serial = 0
         self.violations: deque[Violation] = deque(maxlen=256)
         """Pages that were not what had been checked, found at the bind or later at use."""
+        self.bound: deque[Bound] = deque(maxlen=64)
+        """The latest binds that went through."""
         self.moved = 0
         """Binds that found a checked page gone; always 0 while check and bind are one critical section."""
         self.between: Callable[[], None] | None = None
@@ -176,6 +188,9 @@ class Reuser:
             self._note_moved(request, answer.record.step, found)
             self.release(request)
             return False
+        checked = tuple(pair for row in found.values() for pair in row if pair[0])
+        now = tuple((page, self._pages.generation[page]) for page, _ in checked)
+        self.bound.append(Bound(step=answer.record.step, request=request.id, checked=checked, found=now))
         request.computed = plan.boundary
         request.approximate = plan.fidelity is Fidelity.REPLAY_APPROXIMATE
         return True

@@ -7,6 +7,7 @@ Started by ``kvctl demo`` as ``python -P -m agent.reference.serve``; speaks line
 import argparse
 import json
 import queue
+import shutil
 import sys
 import threading
 import time
@@ -25,7 +26,7 @@ from .workload import Arrival, Workload
 
 IDLE_S = 0.05
 QUIET_S = 6.0
-"""Nobody arrives for so long after a double free: it is gone as soon as the page is handed out."""
+"""The engine stands still for so long after a double free: it is gone as soon as the page is handed out."""
 
 QUEUE_LIMIT = 24
 """Waiting requests beyond which no more arrive: the demo shows a cache, not a queue."""
@@ -37,11 +38,12 @@ def demo_config(folder: str | None) -> EngineConfig:
     Windows, tails and checkpoints are kept at the end of a prompt only, which is what vLLM does unless told otherwise.
     """
     return EngineConfig(
-        compressed_pages=150,
+        compressed_pages=260,
         tail_pages=220,
         window_pages=64,
-        indexer_pages=100,
+        indexer_pages=120,
         host_pages=120,
+        store_backlog=64,
         disk_folder=folder,
         retention_interval=0,
         max_tokens=256,
@@ -63,7 +65,7 @@ class Loop:
         self.commands: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         """Names of faults to act out; None ends the loop."""
         self._leaving: list[tuple[int, str]] = []
-        self._due = time.monotonic()
+        self._due = self._still = time.monotonic()
         self._restart_due = self._due + restart_s
 
     def run(self) -> None:
@@ -72,7 +74,7 @@ class Loop:
             self._arrive()
             self._leave()
             self._restart()
-            if self.engine.idle:
+            if self.engine.idle or time.monotonic() < self._still:
                 self.engine.pause(IDLE_S)
             else:
                 self.engine.step()
@@ -87,7 +89,7 @@ class Loop:
             fault = Fault(command)
             inject(self.engine, fault)
             if fault is Fault.DOUBLE_FREE:
-                self._due = time.monotonic() + QUIET_S
+                self._still = time.monotonic() + QUIET_S
         return True
 
     def _arrive(self) -> None:
@@ -132,6 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rate", type=float, default=10.0, help="requests a second")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", default=None, help="folder of the disk tier")
+    parser.add_argument("--scratch", default=None, help="folder to remove at the end, whatever became of the parent")
     parser.add_argument("--restart-every", type=float, default=0.0, metavar="S", help="lose device and host memory")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args(arguments)
@@ -151,6 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         probe.stop()
         engine.close()
+        if options.scratch is not None:
+            shutil.rmtree(options.scratch, ignore_errors=True)
     return 0
 
 

@@ -37,10 +37,13 @@ class Tiers:
         transfers: Does the copying.
         pool: [pages, elements] tensor of the host tier, None without one.
         disk: Disk tier, None without one.
+        backlog: Stores that may wait; a page that leaves while so many do leaves without a copy.
     """
 
-    def __init__(self, transfers: Transfers, *, pool: torch.Tensor | None, disk: Disk | None) -> None:
-        self.transfers, self.pool, self.disk = transfers, pool, disk
+    def __init__(
+        self, transfers: Transfers, *, pool: torch.Tensor | None, disk: Disk | None, backlog: int = 1024
+    ) -> None:
+        self.transfers, self.pool, self.disk, self._backlog = transfers, pool, disk, backlog
         self._free = list(range(pool.shape[0])) if pool is not None else []
         self.host: OrderedDict[PageName, _Slot] = OrderedDict()
         self._stores: dict[int, _Store] = {}
@@ -48,7 +51,7 @@ class Tiers:
         self._dropped: set[PageName] = set()
         """Pages to forget as soon as the copy of them that is under way has arrived."""
         self.lost: dict[str, int] = {}
-        """Copies that failed, by reason."""
+        """Copies that failed or were not begun, by reason."""
 
     @property
     def on(self) -> bool:
@@ -59,6 +62,9 @@ class Tiers:
         """Take a copy of a page that is about to leave the device."""
         name = PageName(group=group, key=key)
         pool, disk = self.pool, self.disk
+        if len(self._stores) >= self._backlog:
+            self.lost["backlog"] = self.lost.get("backlog", 0) + 1
+            return
         if pool is not None and name not in self.host:
             row = self._host_row()
             if row is not None:
@@ -124,7 +130,7 @@ class Tiers:
                     content.append(source)
             return content
 
-        return self.transfers.submit(job)
+        return self.transfers.submit(job, load=True)
 
     def acknowledge(self, done: Acknowledgement) -> bool:
         """Take the acknowledgement of a store; returns False if it is not one of ours."""

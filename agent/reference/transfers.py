@@ -1,5 +1,7 @@
 """Asynchronous copies between tiers: submitted, worked off in the background, and finished only when acknowledged.
 
+Loads go first: a request waits for each of them, and nobody for a store.
+
 Invariant: a job never touches a device page; what it brings is put there by the engine thread when the
 acknowledgement is collected, so that an abandoned transfer cannot write into a page that has another owner by then.
 """
@@ -15,6 +17,8 @@ from .disk import UnusableFileError
 from .faults import Fault, Faults
 
 Job = Callable[[], list[torch.Tensor]]
+
+_LOAD, _STORE, _END = range(3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +41,7 @@ class Transfers:
 
     def __init__(self, faults: Faults, *, threaded: bool = False) -> None:
         self._faults = faults
-        self._jobs: queue.SimpleQueue[tuple[int, Job] | None] = queue.SimpleQueue()
+        self._jobs: queue.PriorityQueue[tuple[int, int, Job | None]] = queue.PriorityQueue()
         self._finished: queue.SimpleQueue[Acknowledgement] = queue.SimpleQueue()
         self._next = 0
         self.pending: set[int] = set()
@@ -48,22 +52,22 @@ class Transfers:
         if self._thread is not None:
             self._thread.start()
 
-    def submit(self, job: Job) -> int:
-        """Queue a job; returns its number."""
+    def submit(self, job: Job, *, load: bool = False) -> int:
+        """Queue a job, a load before every store; returns its number."""
         self._next += 1
         self.pending.add(self._next)
-        self._jobs.put((self._next, job))
+        self._jobs.put((_LOAD if load else _STORE, self._next, job))
         return self._next
 
     def pump(self, limit: int = 1) -> None:
         """Work off up to ``limit`` jobs in this thread; does nothing where there is a thread for it."""
         for _ in range(0 if self._thread is not None else limit):
             try:
-                item = self._jobs.get_nowait()
+                _, number, job = self._jobs.get_nowait()
             except queue.Empty:
                 return
-            if item is not None:
-                self._run(*item)
+            if job is not None:
+                self._run(number, job)
 
     def _run(self, number: int, job: Job) -> None:
         content: list[torch.Tensor] = []
@@ -78,8 +82,11 @@ class Transfers:
             self._finished.put(Acknowledgement(number=number, content=content, error=error))
 
     def _work(self) -> None:
-        while (item := self._jobs.get()) is not None:
-            self._run(*item)
+        while True:
+            _, number, job = self._jobs.get()
+            if job is None:
+                return
+            self._run(number, job)
 
     def collect(self) -> list[Acknowledgement]:
         """Return what has finished since the last call, without jobs that were abandoned."""
@@ -100,5 +107,5 @@ class Transfers:
     def close(self) -> None:
         """Finish what is queued and end the thread."""
         if self._thread is not None:
-            self._jobs.put(None)
+            self._jobs.put((_END, 0, None))
             self._thread.join()

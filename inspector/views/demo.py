@@ -1,15 +1,17 @@
 """What a run of the demo showed: logical against usable, where it was lost, what the gates say.
 
-Invariant: written for somebody who has never heard of either number; every figure comes from decisions and gate
+Invariant: written for somebody who has never heard of either number; every figure comes from decisions, tiers and gate
 results. Read by ``kvctl demo``.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agent.gates.catalogue import CATALOGUE
 from agent.model.decision import Decision, Outcome, Reason
-from agent.model.finding import Finding, GateResult, Verdict
+from agent.model.finding import Finding, GateName, GateResult, Severity, Verdict
 from agent.model.groups import Geometry
+from agent.model.snapshot import Tier
 
 from ..explain import OUTCOMES, REASONS
 from ..format import bar, count, percent, plural
@@ -19,6 +21,13 @@ from .common import group_name
 
 _TONES = {Verdict.PASS: Tone.GOOD, Verdict.FAIL: Tone.WARN, Verdict.ABSTAIN: Tone.DIM}
 _OUTCOMES = (Outcome.REUSE, Outcome.PARTIAL, Outcome.PREFETCHING, Outcome.RECOMPUTE)
+_ASKS = {
+    GateName.BLOCK: "do pages, counts, free lists agree?",
+    GateName.CONTRACT: "are layout and weights as agreed?",
+    GateName.INTERSECTION: "do all groups hold the same prefixes?",
+    GateName.ALIGNMENT: "do addresses and file sizes fit?",
+    GateName.REDLINES: "is any hard rule broken?",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +52,20 @@ class Run:
     decisions: Sequence[Decision]
     gates: Sequence[GateResult]
     injection: Injection | None = None
+    tiers: Sequence[Tier] = ()
 
 
 def demo(run: Run) -> Report:
     """Return the report at the end of a run."""
     reuse = sum_up(run.decisions)
-    blocks = [_opening(run, reuse), _numbers(reuse), _losses(run.geometry, reuse), _example(run), _gates(run)]
+    blocks = [
+        _opening(run, reuse),
+        *_numbers(run, reuse),
+        *_losses(run.geometry, reuse),
+        _example(run),
+        _gates(run),
+        _findings(run),
+    ]
     if run.injection is not None:
         blocks.append(_injected(run.injection))
     blocks.append(_next(run, reuse))
@@ -56,63 +73,79 @@ def demo(run: Run) -> Report:
 
 
 def _opening(run: Run, reuse: Reuse) -> Block:
-    groups = plural(len(run.geometry.groups), "cache group")
-    return Prose(
-        title="What ran",
-        lines=[
-            f"{run.seconds:.0f} s of mixed traffic on the reference engine, a hybrid-attention engine with {groups}.",
-            f"{plural(reuse.decisions, 'request')} admitted, {count(reuse.lookup)} tokens looked up.",
-            "An engine that says 'prefix found' means the first number below. What it can continue from is the second.",
-        ],
+    restarts = _detail(run.tiers, "restarts") or 0
+    what = (
+        f"A small engine of kvctl's own served {plural(reuse.decisions, 'request')} in {run.seconds:.0f} s: questions "
+        "about long documents, conversations that grow, clients that come back."
     )
+    if restarts:
+        times = "once" if restarts == 1 else plural(restarts, "time")
+        what += f" It lost its memory {times} and went on from disk."
+    asked = (
+        "For each request it looked in its cache: has somebody computed the beginning of this prompt before? "
+        "There are two answers."
+    )
+    return Prose(title="What ran", lines=[what, asked])
 
 
-def _numbers(reuse: Reuse) -> Block:
+def _numbers(run: Run, reuse: Reuse) -> list[Block]:
+    groups = len(run.geometry.groups)
+
     def line(tokens: int, text: str) -> str:
         ratio = tokens / reuse.lookup if reuse.lookup else None
-        return f"{count(tokens):>9} tokens  {percent(ratio):>6}  {bar(ratio, 20)}  {text}"
+        return f"{count(tokens):>7} tokens {percent(ratio):>4}  {bar(ratio, 12)}  {text}"
 
-    return Facts(
-        facts=[
-            ("logical", [line(reuse.logical, "somebody computed this prefix once")]),
-            ("usable", [line(reuse.usable, "every cache group could resume there")]),
-            ("lost", [line(reuse.logical - reuse.usable, "found, and computed again")]),
-        ]
+    facts: list[tuple[str, list[str | Cell]]] = [
+        ("prompts", [line(reuse.lookup, "what all requests asked for")]),
+        ("logical", [line(reuse.logical, "found in the cache, in part at least")]),
+        ("usable", [line(reuse.usable, "complete: the engine went on there")]),
+    ]
+    if reuse.external:
+        facts.append(("fetched", [line(reuse.external, "completed from memory or disk")]))
+    lost = max(0, reuse.logical - reuse.usable - reuse.external)
+    facts.append(("lost", [line(lost, "found, yet computed again")]))
+    logical, usable = percent(reuse.logical_ratio), percent(reuse.usable_ratio)
+    if reuse.external and reuse.lookup:
+        usable += f", {percent((reuse.usable + reuse.external) / reuse.lookup)} with what it fetched"
+    why = (
+        f"Why they differ: this model keeps its past in {groups} cache groups (full history, sliding windows, "
+        "compressed entries, their tails ...). It can go on only where every one of them still has its part. "
+        f"An engine that counts prefixes found reports {logical}; what it could really skip is {usable}."
     )
+    return [Facts(facts=facts), Prose(lines=[why])]
 
 
-def _losses(geometry: Geometry, reuse: Reuse) -> Block:
-    rows = [
-        [tokens, reason.value, group_name(geometry, group), REASONS[reason].title]
+def _losses(geometry: Geometry, reuse: Reuse) -> list[Block]:
+    facts = [
+        (f"{count(tokens):>7}", [f"{reason.value} in {group_name(geometry, group)}: {REASONS[reason].title}"])
         for (reason, group), tokens in reuse.lost.most_common()
         if group is not None
     ]
-    return Table(
-        title="What was missing",
-        columns=(
-            Column(header="TOKENS", kind=Kind.COUNT),
-            Column(header="REASON"),
-            Column(header="GROUP", blank="-"),
-            Column(header="MEANING", elastic=True),
-        ),
-        rows=rows,
-        empty="nothing that was found was lost",
-    )
+    if not facts:
+        return [Prose(title="What was missing", lines=["Nothing that was found was lost."])]
+    title = "What was missing, in tokens that were found and not usable at once"
+    return [Prose(title=title, lines=[]), Facts(facts=facts)]
 
 
 def _example(run: Run) -> Block | None:
     """Tell the story of the decision that lost most."""
-    told = [item for item in run.decisions if item.logical is not None and item.limiting_group is not None]
+    told = [
+        item
+        for item in run.decisions
+        if item.logical is not None and item.limiting_group is not None and not item.external
+    ]
     if not told:
         return None
     worst = max(told, key=lambda item: (item.logical or 0) - item.engine_usable)
     reason = Reason.UNKNOWN if worst.reason is None else worst.reason
+    asked, found, used = (count(n) for n in (worst.lookup_tokens, worst.logical, worst.engine_usable))
+    group = group_name(run.geometry, worst.limiting_group)
     return Prose(
         title="One request, explained",
         lines=[
-            f"{worst.request} has {count(worst.lookup_tokens)} tokens; {count(worst.logical)} were computed before.",
-            f"{count(worst.engine_usable)} could be reused: {worst.outcome.value} ({OUTCOMES[worst.outcome]}).",
-            f"It was group {group_name(run.geometry, worst.limiting_group)}: {reason.value} - {REASONS[reason].title}.",
+            f"{worst.request} asked for {asked} tokens. The first {found} were found; {used} could be used.",
+            f"Outcome {worst.outcome.value}: {OUTCOMES[worst.outcome]}.",
+            f"Missing was group {group}, {reason.value}: {REASONS[reason].title}.",
             f"What to do: {REASONS[reason].action}",
         ],
     )
@@ -124,20 +157,30 @@ def _gates(run: Run) -> Block:
             result.gate.value,
             Cell(result.verdict.value, _TONES[result.verdict]),
             result.checked,
-            ", ".join(sorted({finding.code for finding in result.findings})) or None,
+            _ASKS[result.gate],
         ]
         for result in run.gates
     ]
     return Table(
-        title="The gates at the end",
+        title="Is the cache sound? Five gates looked at the end",
         columns=(
             Column(header="GATE"),
             Column(header="VERDICT"),
             Column(header="CHECKED", kind=Kind.COUNT),
-            Column(header="FINDINGS", blank="-"),
+            Column(header="QUESTION", elastic=True),
         ),
         rows=rows,
     )
+
+
+def _findings(run: Run) -> Block | None:
+    found = [finding for result in run.gates for finding in result.findings]
+    if not found:
+        return None
+    lines = [f"{finding.code} {finding.severity.value}: {finding.sentence}" for finding in found]
+    if run.injection is None and all(finding.severity is not Severity.ERROR for finding in found):
+        lines.append("These are the losses from above: the demo's pools are too small for its traffic, on purpose.")
+    return Prose(title="What they found", lines=lines)
 
 
 def _injected(injection: Injection) -> Block:
@@ -146,7 +189,8 @@ def _injected(injection: Injection) -> Block:
             Cell(f"{injection.fault}: not found; {', '.join(injection.expected)} should have named it", Tone.BAD)
         ]
     else:
-        lines = [f"{injection.fault} was found {injection.after_s:.1f} s later:"]
+        gates = sorted({CATALOGUE[finding.code].gate.value for finding in injection.found})
+        lines = [f"{injection.fault} was found by gate {', '.join(gates)}, {injection.after_s:.1f} s later:"]
         lines += [f"{finding.code} {finding.sentence}" for finding in injection.found]
     return Prose(title="The fault that was injected", lines=lines)
 
@@ -157,9 +201,21 @@ def _next(run: Run, reuse: Reuse) -> Block:
     word = worst.value if worst is not None else codes[0] if codes else "window_hole"
     return Facts(
         facts=[
-            ("next", [f"kvctl explain {word}", "kvctl run -- vllm serve MODEL    the same on your engine"]),
+            (
+                "next",
+                [
+                    f"kvctl explain {word}",
+                    "kvctl demo                          the same in a dashboard",
+                    "kvctl run -- vllm serve MODEL       the same on your engine",
+                ],
+            ),
         ]
     )
+
+
+def _detail(tiers: Sequence[Tier], name: str) -> int | None:
+    """Return a number that a tier tells, None where none tells it."""
+    return next((int(tier.details[name]) for tier in tiers if name in tier.details), None)
 
 
 def _finding(finding: Finding) -> Json:
@@ -174,6 +230,9 @@ def _data(run: Run, reuse: Reuse) -> Json:
         "lookup_tokens": reuse.lookup,
         "logical_tokens": reuse.logical,
         "usable_tokens": reuse.usable,
+        "external_tokens": reuse.external,
+        "restarts": _detail(run.tiers, "restarts"),
+        "pages_brought_back": _detail(run.tiers, "pages_brought_back"),
         "outcomes": {outcome.value: reuse.outcomes[outcome] for outcome in _OUTCOMES},
         "lost": [
             {"reason": reason.value, "group": group_name(run.geometry, group), "tokens": tokens}

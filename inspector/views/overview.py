@@ -72,7 +72,7 @@ def _bars(reuse: Reuse) -> list[str | Cell]:
         Cell(line("usable hit", reuse.usable, reuse.usable_ratio), Tone.GOOD if healthy else Tone.BAD),
     ]
     if reuse.external:
-        lines.append(line("from other tiers", reuse.external, reuse.external / reuse.lookup))
+        lines.append(line("other tiers", reuse.external, reuse.external / reuse.lookup))
     return lines
 
 

@@ -1,6 +1,5 @@
 """The dashboard: what can be used, what cannot and why, refreshed while you look."""
 
-import sys
 from functools import partial
 from typing import Annotated
 
@@ -33,18 +32,12 @@ def top(
     ? shows all keys. It changes nothing: x shows a plan and asks, and needs an engine that allows changes.
     Decisions are explained from the moment it has joined; the page table is read only for screens that show it.
     """
-    if not all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr)):
-        raise UsageError(
-            "the dashboard needs a terminal",
-            why="standard input, output or error is not one",
-            next_step="use kvctl inspect --watch or kvctl decisions -f",
-        )
-    from inspector.tui.app import Dashboard
+    from kvctl.dashboard import require_terminal, show
+
+    require_terminal("use kvctl inspect --watch or kvctl decisions -f")
     from inspector.tui.link import EngineLink, FileLink, Link
-    from kvctl import __version__
     from kvctl.config import positive, setting
     from kvctl.options import DEFAULT_INTERVAL_S
-    from kvctl.output import Format, Output
 
     every = setting("interval", interval, positive, DEFAULT_INTERVAL_S)
     if every <= 0:
@@ -60,12 +53,4 @@ def top(
             open_target, pid=target.pid, name=target.engine, socket=target.socket, deadline_s=options.timeout_s
         )
         link = EngineLink(opener, options.timeout_s)
-    # Before the screen is taken: no engine or a bad file is an ordinary error with its exit code.
-    link.connect()
-    Dashboard(
-        link,
-        to_json=Output(format=Format.JSON).text,
-        interval_s=every,
-        timeout_s=options.timeout_s,
-        version=__version__,
-    ).run()
+    show(link, interval_s=every, timeout_s=options.timeout_s)

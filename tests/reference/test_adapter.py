@@ -3,6 +3,7 @@
 import os
 import random
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from agent.engines.reference.adapter import ReferenceAdapter
 from agent.gates.runner import run
-from agent.model.decision import Decision
+from agent.model.decision import Decision, Outcome, Phase, Reason
 from agent.model.finding import GateName, Verdict
 from agent.model.snapshot import Consistency, Level
 from agent.model.states import State
@@ -85,6 +86,28 @@ def test_decisions_agree_with_the_agent(host: Host) -> None:
     assert len(told) > len(decisions) * 0.9
     assert [(item.request, item.engine_usable) for item in told] == [(item.request, item.usable) for item in told]
     assert any(item.logical is not None and item.usable < item.logical for item in told if item.usable is not None)
+
+
+def test_what_another_tier_brings_is_decided_once(host: Host) -> None:
+    """A request that waits for a load is decided with what is on its way, and not again when it is admitted."""
+    with open_target(os.getpid()) as session:
+        session.follow(Level.CONTENT)
+        decisions: list[Decision] = []
+
+        def fetched() -> list[Decision]:
+            decisions.extend(session.poll())
+            return [item for item in decisions if item.outcome is Outcome.PREFETCHING]
+
+        wait_for(lambda: len(fetched()) >= 5, "five decisions that wait for a load")
+        host.traffic = False
+        wait_for(lambda: host.engine.idle, "an idle engine")
+        found = fetched()
+        counters = session.call("counters")["counters"]
+    assert all(item.external > 0 and item.reason is Reason.NOT_READY for item in found)
+    assert [item.usable for item in found] == [item.engine_usable for item in found]
+    names = Counter(item.request for item in decisions if item.phase is Phase.FIRST)
+    assert set(names.values()) == {1}
+    assert 0 < sum(item.external for item in decisions) <= counters["reuse_external_tokens"]
 
 
 def test_the_table_outside_is_the_table_inside(host: Host) -> None:

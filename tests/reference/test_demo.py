@@ -16,7 +16,6 @@ from kvctl.commands.demo import FAULTS
 from tests.support.reference import NIGHTLY
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "schema" / "demo.json"
-SOME = ("drop-window-page", "change-weights", "unguarded-bind", "double-free")
 
 
 def _demo(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
@@ -31,21 +30,33 @@ def _demo(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
 
 
 def test_the_demo_tells_logical_from_usable(tmp_path: Path) -> None:
-    """A short run ends with exit code 0, tokens that were found and not usable, and five gates."""
-    code, report = _demo(tmp_path / "run", "--duration", "6s")
+    """A short run ends with exit code 0, tokens that were found and not usable, restarts, and five gates."""
+    code, report = _demo(tmp_path / "run", "--duration", "8s", "--restart-every", "2s")
     assert code == 0
     assert report["kind"] == "demo"
     jsonschema.validate(report, json.loads(SCHEMA.read_text(encoding="utf-8")))
     assert report["decisions"] > 5
     assert 0 < report["usable_tokens"] < report["logical_tokens"] < report["lookup_tokens"]
+    assert report["restarts"] > 0
+    assert (report["external_tokens"] > 0) == (report["outcomes"]["prefetching"] > 0)
     assert {entry["reason"] for entry in report["lost"]} & {"not_retained", "window_hole", "evicted"}
     assert [gate["gate"] for gate in report["gates"]] == ["block", "contract", "intersection", "alignment", "redlines"]
 
 
-@pytest.mark.parametrize("fault", sorted(FAULTS) if NIGHTLY else SOME)
+def test_without_a_terminal_there_is_a_next_step(tmp_path: Path) -> None:
+    """The dashboard needs a terminal; without one the command says so, with the way around, and starts nothing."""
+    env = {**os.environ, "KVCTL_RUNTIME_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-m", "kvctl", "demo"], capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 2
+    assert "the dashboard needs a terminal" in done.stderr
+    assert "--headless" in done.stderr
+    assert "starting" not in done.stderr
+
+
+@pytest.mark.parametrize("fault", sorted(FAULTS))
 def test_an_injected_fault_is_found(fault: str, tmp_path: Path) -> None:
     """The gate that owns the fault names it with its code, and the report says so."""
-    code, report = _demo(tmp_path / "run", "--duration", "8s", "--inject", fault)
+    code, report = _demo(tmp_path / "run", "--duration", "10s" if NIGHTLY else "5s", "--rate", "20", "--inject", fault)
     injection = report["injection"]
     assert injection["fault"] == fault
     assert injection["after_seconds"] is not None, report["gates"]

@@ -132,6 +132,23 @@ class BareEngine:
             self.step()
         return self.hits[name]
 
+    def busy(self) -> bool:
+        """Whether a request is left."""
+        return bool(self.scheduler.has_unfinished_requests())
+
+    def registered(self) -> dict[int, tuple[int, bytes]]:
+        """Return group and key of every page that carries one."""
+        keyed = [(block.block_id, block.block_hash) for block in self.pool.blocks if block.block_hash is not None]
+        return {page: (int.from_bytes(key[-4:], "big"), bytes(key[:KEY_BYTES])) for page, key in keyed}
+
+    def references(self) -> dict[int, int]:
+        """Return the engine's own count of every page but the null page."""
+        return {block.block_id: block.ref_cnt for block in self.pool.blocks if not block.is_null}
+
+    def free(self) -> set[int]:
+        """Return the pages that nobody holds."""
+        return {block.block_id for block in self.pool.free_block_queue.get_all_free_blocks()}
+
     def hooked(self) -> dict[str, Any]:
         """Return everything that the probe may hook: objects and their classes."""
         manager = self.scheduler.kv_cache_manager

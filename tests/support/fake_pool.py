@@ -5,13 +5,13 @@ It keeps what an engine would (keys, counts, a free list as a set) and tells the
 
 import random
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import compress, pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from agent.probe.port import Events, Keys, Registration
+from agent.probe.port import Events, Registration
 
 if TYPE_CHECKING:
     Words = array[int]
@@ -166,12 +166,33 @@ class FakePool:
         """Return numbers."""
         return [page.number for page in pages]
 
-    def stamp(self, pages: Iterable[Any], stamps: Words, mark: int, keys: Keys | None) -> None:
-        """Stamp pages and remember their keys."""
+    def stamp_calls(
+        self,
+        calls: Sequence[Registration],
+        mark: int,
+        stamps: Words,
+        late: bool,
+        special: Callable[[int, Registration], object],
+    ) -> tuple[list[Any], list[int]]:
+        """Stamp the pages of some calls."""
+        pages: list[Any] = []
+        sizes: list[int] = []
+        for number, call in enumerate(calls, mark + 1):
+            name, _, seen, mask, start, size, computed, _ = call
+            if start + size <= computed and (late or name is None):
+                special(number, call)
+                sizes.append(0)
+                continue
+            wanted = list(seen if mask is None else compress(seen, mask))
+            self.stamp(wanted, stamps, number)
+            pages += wanted
+            sizes.append(len(wanted))
+        return pages, sizes
+
+    def stamp(self, pages: Iterable[Any], stamps: Words, mark: int) -> None:
+        """Stamp pages."""
         for page in pages:
             stamps[page.number] = mark
-            if keys is not None:
-                keys.setdefault(page.key, mark)
 
     def tokens(self, pages: Iterable[Any]) -> Words:
         """Return positions."""

@@ -93,3 +93,29 @@ class HostTier(CPUOffloadingSpec):  # type: ignore[misc] # no types beside the l
         if made is None:
             made = self._copies = CopyWorker(kv_caches, self.blocks_per_chunk, self.num_chunks)
         return made
+
+
+class SlowCopyWorker(CopyWorker):
+    """Keeps what it finished to itself while ``hold`` is set, unless it is waited for."""
+
+    hold = False
+
+    def get_finished(self) -> list[TransferResult]:
+        """Return what was finished since the last call, or nothing yet."""
+        return [] if SlowCopyWorker.hold else super().get_finished()
+
+    def wait(self, job_ids: set[int]) -> None:
+        """Give these jobs out at the next call."""
+        if SlowCopyWorker.hold and job_ids:
+            SlowCopyWorker.hold = False
+
+
+class SlowHostTier(HostTier):
+    """A host tier whose copies are acknowledged when a test says so."""
+
+    def get_worker(self, kv_caches: Any) -> Any:
+        """Return the worker, made at the first call."""
+        made: Any = getattr(self, "_copies", None)
+        if made is None:
+            made = self._copies = SlowCopyWorker(kv_caches, self.blocks_per_chunk, self.num_chunks)
+        return made

@@ -26,7 +26,7 @@ PROVEN_ENGINE = EngineInfo(
     engine="vllm",
     version="0.32.0",
     model="fixture",
-    details={"runner": "v1", "executor": "uni", "async_scheduling": "off", "tier": "none"},
+    details={"scheduler": "Scheduler", "executor": "uni", "async_scheduling": "false", "tier": "none"},
 )
 
 

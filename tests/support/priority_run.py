@@ -2,7 +2,7 @@
 
 Invariant: says from the bytes of the cache, not from any bookkeeping, which pages were never written: the pool is
 filled with a pattern first. Run as ``python -m tests.support.priority_run MODEL``, in lockstep with the test: it prints
-one JSON line for each stage and goes on when it is told to.
+one JSON line for each stage and goes on when it is told to. There are two rounds with a victim each, on an empty cache.
 
 Source of the load: the public report, vLLM issue 57580. A request is taken out of the very step that allocated its
 pages, because a more urgent one needs them; the pages keep their keys.
@@ -19,9 +19,15 @@ PATTERN = 7.0
 BLOCK = 32
 CHUNK = 96
 """Tokens of the victim computed in one step: three pages."""
+COMPUTED = 6 * CHUNK
+"""Tokens of the victim that are computed when it is taken out of step 7."""
 VICTIM_TOKENS = 680
 URGENT_TOKENS = 28
 """The urgent request comes one step after the victim and needs its second page when 33 tokens are there: in step 7."""
+LONGEST = 736
+"""Longest request, in tokens: all pages but the null page."""
+SERVED_TOKENS = 40
+"""Answer of whoever comes second: fills a page of its own on top of the victim's."""
 PAGES = 1 + 1 + 7 * 3 + 1
 """The null page, the calm request's, what the victim holds in step 7, and the urgent one's first: then none is free."""
 
@@ -36,12 +42,12 @@ def start_engine(model: str) -> Any:
             model=model,
             dtype="bfloat16",
             enforce_eager=True,
-            max_model_len=704,
+            max_model_len=LONGEST,
             block_size=BLOCK,
             num_gpu_blocks_override=PAGES,
             scheduling_policy="priority",
             long_prefill_token_threshold=CHUNK,
-            max_num_batched_tokens=704,
+            max_num_batched_tokens=LONGEST,
             max_num_seqs=4,
             enable_prefix_caching=True,
         )
@@ -56,6 +62,11 @@ class Run:
         core = self.engine.engine_core.engine_core
         self.scheduler = core.scheduler
         self.tensors = core.model_executor.driver_worker.worker.model_runner.kv_caches
+
+    def clear(self) -> None:
+        """Forget everything, and fill the tensors with the pattern."""
+        if not self.engine.reset_prefix_cache():
+            raise RuntimeError("requests still run")
         for tensor in self.tensors:
             tensor.fill_(PATTERN)
 
@@ -92,28 +103,39 @@ class Run:
         sys.stdout.flush()
         sys.stdin.readline()
 
+    def preempt(self, victim: list[int]) -> None:
+        """Have a request taken out of the step that allocated its pages."""
+        self.clear()
+        # A prefill is cut into chunks only while somebody else runs.
+        self.add("calm", prompt("calm", 8), 22)
+        self.add("victim", victim, 4, priority=10)
+        self.engine.step()
+        self.add("urgent", prompt("urgent", URGENT_TOKENS), 12)
+        for _ in range(20):
+            if any(request.num_preemptions for request in self.scheduler.requests.values()):
+                break
+            self.engine.step()
+
+    def answer(self, stage: str, ids: list[int], tokens: int, *, salt: str | None = None) -> None:
+        """Run one request to its end and report it as a stage."""
+        self.add(stage, ids, tokens, salt=salt)
+        sampled, cached = self.finish()[stage]
+        self.say(stage=stage, tokens=sampled, cached=cached)
+
 
 def main(model: str) -> None:
-    """Make two never-computed pages, stop; let the same prompt come again, stop; compute it apart, stop."""
+    """Make never-computed pages twice; the first time the same prompt comes before the test takes them out."""
     engine_env.prepare_in_process()
     run = Run(model)
-    victim = prompt("victim", VICTIM_TOKENS)
-    # A prefill is cut into chunks only while somebody else runs.
-    run.add("calm", prompt("calm", 8), 22)
-    run.add("victim", victim, 4, priority=10)
-    run.engine.step()
-    run.add("urgent", prompt("urgent", URGENT_TOKENS), 12)
-    for _ in range(20):
-        if any(request.num_preemptions for request in run.scheduler.requests.values()):
-            break
-        run.engine.step()
-    run.say(stage="preempted", never_written=run.never_written())
-    run.finish()
-    run.add("again", victim, 4)
-    again = run.finish()["again"]
-    run.say(stage="served", tokens=again[0], cached=again[1])
-    run.add("apart", victim, 4, salt="apart")
-    run.say(stage="apart", tokens=run.finish()["apart"][0])
+    for number, served in enumerate((True, False)):
+        victim = prompt(f"victim {number}" if number else "victim", VICTIM_TOKENS)
+        run.preempt(victim)
+        run.say(stage="preempted", never_written=run.never_written())
+        run.finish()
+        if served:
+            run.answer("served", victim, SERVED_TOKENS)
+        run.answer("again", victim, SERVED_TOKENS)
+        run.answer("apart", victim, SERVED_TOKENS, salt=f"apart {number}")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,10 @@ class Terminal:
             text = self.screen()
             return text if all(word in text for word in words) else None
 
-        return str(wait_for(found, f"{words} on the screen", deadline_s=deadline_s))
+        try:
+            return str(wait_for(found, f"{words} on the screen", deadline_s=deadline_s))
+        except AssertionError as error:
+            raise AssertionError(f"{error}; it shows\n{self.screen()}") from None
 
     def gone(self) -> bool:
         """Whether what ran in it has ended."""

@@ -7,7 +7,7 @@ which have to run where no engine is installed. Not a stand-in for vLLM: what de
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -175,7 +175,9 @@ class TinyEngine:
         """No stamps."""
         return [0 for _ in pages]
 
-    def evict(self, keys: Iterable[tuple[int, bytes]], *, quarantine: bool) -> dict[int, int]:
+    def evict(
+        self, keys: Iterable[tuple[int, bytes]], *, quarantine: bool, groups: Collection[int] | None = None
+    ) -> dict[int, int]:
         """Nothing to evict."""
         return {}
 

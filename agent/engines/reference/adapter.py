@@ -5,9 +5,8 @@ between steps unless they say otherwise.
 """
 
 import os
-import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ... import paths
@@ -18,8 +17,8 @@ from ...model.snapshot import Capability, EngineInfo, PoolInfo, Tier
 from ...model.states import PageId
 from ...probe.patches import Patches
 from ..base import RequestRow
-from . import evidence
-from .pool import ReferencePool
+from . import evidence, lookups
+from .pool import GROUP_BYTES, ReferencePool
 
 WORKS = (
     "overview",
@@ -28,6 +27,7 @@ WORKS = (
     "requests",
     "holders",
     "free_list",
+    "hash_table",
     "tiers",
     "chain",
     "engine_hit",
@@ -86,6 +86,7 @@ class ReferenceAdapter:
             start_ticks=paths.start_ticks(os.getpid()) or 0,
             engine=self.engine,
             version="1",
+            agent_version=_agent_version(),
             model="+".join(core.model.layers),
             name=self._name,
             allow_changes=os.environ.get("KVCTL_ALLOW_CHANGES") == "1",
@@ -135,32 +136,11 @@ class ReferenceAdapter:
         patches.set(scheduler, "schedule", scheduled)
         patches.set(core, "execute", executed)
         patches.set(core, "between", guard.after(core.between, self._between))
-        self._hook_lookups(probe, scheduler)
+        lookups.hook(probe, scheduler, patches)
         self._hook_weights(probe, core)
 
     def _between(self, *_args: Any, **_kwargs: Any) -> None:
         self._probe.between_steps(idle=self.idle())
-
-    def _hook_lookups(self, probe: Any, scheduler: Any) -> None:
-        guard, recorder = probe.guard, probe.recorder
-        try_reuse, note_admitted = scheduler.try_reuse, scheduler.note_admitted
-
-        def looked_up(request: Any, step: int) -> Any:
-            if not guard.on:
-                return try_reuse(request, step)
-            guard.call(recorder.before_lookup)
-            begin = time.perf_counter_ns()
-            answer = try_reuse(request, step)
-            guard.call(recorder.looked_up, request.id, time.perf_counter_ns() - begin)
-            return answer
-
-        def admitted(request: Any, answer: Any) -> Any:
-            if guard.on:
-                guard.call(_note, recorder, request, answer.record)
-            return note_admitted(request, answer)
-
-        self._patches.set(scheduler, "try_reuse", looked_up)
-        self._patches.set(scheduler, "note_admitted", admitted)
 
     def _hook_weights(self, probe: Any, core: Any) -> None:
         def loaded(*_args: Any, **_kwargs: Any) -> None:
@@ -223,12 +203,19 @@ class ReferenceAdapter:
         """Describe host memory and disk."""
         tiers, found = self.core.tiers, []
         if tiers.pool is not None:
-            found.append(Tier(name="host", kind="host", entries=len(tiers.host)))
+            loaded = {"pages_brought_back": str(self.core.prefetcher.loaded)}
+            found.append(Tier(name="host", kind="host", entries=len(tiers.host), details=loaded))
         if tiers.disk is not None:
             details = {f"unusable_{reason}": str(count) for reason, count in tiers.disk.unusable.items()}
             details["foreign"] = str(len(tiers.disk.foreign))
+            details["restarts"] = str(self.core.counters.restarts)
             found.append(Tier(name="disk", kind="disk", entries=len(tiers.disk.ready), details=details))
         return tuple(found)
+
+    def hash_table(self) -> list[tuple[bytes, Any]]:
+        """Copy the engine's index: key with its group behind it, and the pages that carry it."""
+        index = self.core.pages.index
+        return [(key + group.to_bytes(GROUP_BYTES, "big"), list(pages)) for (group, key), pages in index.items()]
 
     def chain(self, request: str) -> list[bytes]:
         """Return a request's chained hashes.
@@ -288,12 +275,14 @@ class ReferenceAdapter:
             raise UnsupportedError("pages have no generation here", why="the feed is off")
         return [int(feed.stamp_of(page)) for page in pages]
 
-    def evict(self, keys: Iterable[tuple[int, bytes]], *, quarantine: bool) -> dict[int, int]:
+    def evict(
+        self, keys: Iterable[tuple[int, bytes]], *, quarantine: bool, groups: Collection[int] | None = None
+    ) -> dict[int, int]:
         """Take every page of these keys out of the cache and out of the tiers.
 
         A request that holds such a page keeps it and never registers it again: quarantine needs nothing else here.
         """
-        del quarantine
+        del quarantine, groups
         core, removed = self.core, dict[int, int]()
         with core.pages.lock:
             for (group, key), pages in self.pages_of(keys).items():
@@ -332,6 +321,15 @@ class _Hashing:
         return list(self._chain.keys)
 
 
+def _agent_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - costs time, needed once
+
+    try:
+        return version("kvctl")
+    except PackageNotFoundError:
+        return ""
+
+
 def _row(request: Any, specs: Sequence[Any] | None) -> RequestRow:
     tables = None if specs is None else tuple(list(request.tables.get(spec.name, ())) for spec in specs)
     return RequestRow(
@@ -344,17 +342,4 @@ def _row(request: Any, specs: Sequence[Any] | None) -> RequestRow:
         preemptions=request.preemptions,
         priority=0,
         tables=tables,
-    )
-
-
-def _note(recorder: Any, request: Any, record: Any) -> None:
-    recorder.admitted(
-        request.id,
-        tokens=record.lookup_tokens,
-        # What was mapped as it was; what a recovery route won beyond that is no claim that the states were there.
-        usable=min(record.usable, record.reused),
-        resumed=request.preemptions > 0,
-        skipped=request.skip_cache,
-        hashes=record.chain,
-        trace=None,
     )

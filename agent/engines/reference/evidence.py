@@ -18,6 +18,7 @@ from ...model.evidence import (
     Contract,
     Evidence,
     Graphs,
+    IdentityProbe,
     PlanRecord,
     TierEntry,
     TierReport,
@@ -27,7 +28,7 @@ from ...model.evidence import (
 )
 from ...model.states import GroupId, PageId, Status
 
-OVERDUE_S = 2.0
+OVERDUE_S = 4.0
 """Seconds after which the acknowledgement of a copy is overdue: copies take milliseconds."""
 
 ENTRY_LIMIT = 512
@@ -43,7 +44,7 @@ def read(engine: Any, *, changes: Iterable[int]) -> Evidence:
     """
     return Evidence(
         weights=Weights(changes=tuple(changes), digest=engine.weights.digest(), complete=True),
-        tensors=tuple(_tensors(engine)),
+        tensors=(*_tensors(engine), *_host_tensors(engine)),
         contract=Contract(fields=engine.contract, fingerprint=engine.fingerprint),
         transfers=tuple(
             Transfer(page=PageId(page), into=True, stamp=engine.pages.generation[page])
@@ -55,6 +56,9 @@ def read(engine: Any, *, changes: Iterable[int]) -> Evidence:
         admission=_admission(engine),
         graphs=_graphs(engine),
         recovery=dict(engine.recovered),
+        identities=_identities(engine),
+        # Entries are kept whole for every position; a checkpoint has the tokens after it folded in.
+        rewindable={GroupId(spec.id): spec.name != "checkpoint" for spec in engine.pools.specs},
         missing={"devices": "the reference engine does not ask the driver"},
     )
 
@@ -86,8 +90,56 @@ def _tensors(engine: Any) -> Iterable[WorkerTensor]:
                 required_alignment=config.page_alignment,
                 row_bytes=part.stride * size,
                 row_alignment=config.row_alignment,
+                kernel_block=spec.block,
                 layout=engine.contract["layout"],
             )
+
+
+def _host_tensors(engine: Any) -> Iterable[WorkerTensor]:
+    """Describe the host tier's pool: rows hold pages of any group, each in the layout it had on the device."""
+    pool = engine.tiers.pool
+    if pool is None:
+        return
+    size, storage = pool.element_size(), pool.untyped_storage()
+    on_gpu = engine.config.device.startswith("cuda")
+    for spec in engine.pools.specs:
+        for part in spec.parts:
+            yield WorkerTensor(
+                rank=0,
+                layer=f"layers.{part.layer}.{spec.name}",
+                group=GroupId(spec.id),
+                dtype=str(pool.dtype),
+                shape=(pool.shape[0], part.rows, part.width),
+                strides=(pool.stride(0), part.stride, 1),
+                address=pool.data_ptr() + part.offset * size,
+                page_bytes=part.rows * part.stride * size,
+                block_stride=pool.stride(0) * size,
+                pages=pool.shape[0],
+                allocation=(storage.data_ptr(), storage.nbytes()),
+                layout=engine.contract["layout"],
+                host=True,
+                # Copies between two places in host memory need no locked pages: there is no rule to check then.
+                pinned=pool.is_pinned() if on_gpu else None,
+            )
+
+
+def _identities(engine: Any) -> tuple[IdentityProbe, ...]:
+    """Hash the same tokens under identities that must not share a prefix."""
+    from ...reference.keys import Chain, Identity  # noqa: PLC0415 - only an engine of this kind has them
+
+    unit = engine.describe().hash_unit
+
+    def key(**fields: str) -> bytes:
+        chain = Chain(unit, Identity(**fields))
+        chain.extend(range(unit))
+        return bytes(chain.keys[0])
+
+    plain = key()
+    return (
+        IdentityProbe(name="salt", left=plain, right=key(salt="a")),
+        IdentityProbe(name="lora", left=plain, right=key(adapter="a")),
+        IdentityProbe(name="lora_named_like_salt", left=key(salt="a"), right=key(adapter="a")),
+    )
 
 
 def _binds(engine: Any) -> Binds:
@@ -107,7 +159,18 @@ def _binds(engine: Any) -> Binds:
 
 def _plans(engine: Any) -> tuple[PlanRecord, ...]:
     """A bind is a plan: pages under the generations they were checked under, refused where one moved."""
-    return tuple(
+    noticed = {(violation.request, violation.step) for violation in engine.violations if violation.moved}
+    done = (
+        PlanRecord(
+            id=f"bind of {bound.request} in step {bound.step}",
+            planned={PageId(page): generation for page, generation in bound.checked},
+            found={PageId(page): generation for page, generation in bound.found},
+            executed=True,
+        )
+        for bound in engine.reuser.bound.copy()
+        if (bound.request, bound.step) not in noticed
+    )
+    refused = (
         PlanRecord(
             id=f"bind of {violation.request} in step {violation.step}",
             planned={PageId(page): checked for page, checked, _ in violation.moved},
@@ -117,6 +180,7 @@ def _plans(engine: Any) -> tuple[PlanRecord, ...]:
         for violation in engine.violations
         if violation.moved
     )
+    return (*done, *refused)
 
 
 def _tiers(engine: Any) -> Iterable[TierReport]:

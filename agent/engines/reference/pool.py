@@ -5,11 +5,11 @@ Uninstalling restores the instance exactly. Used by ``agent.probe`` on the engin
 """
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ...probe.patches import Patches
-from ...probe.port import Events, Keys, Registration, Words
+from ...probe.port import Events, Registration, Words
 
 SLOT_ERRORS = (AttributeError, TypeError, LookupError, ValueError, RuntimeError, MemoryError)
 """All that reading an attribute and extending a list can raise."""
@@ -114,13 +114,33 @@ class ReferencePool:
         """Return page ids."""
         return list(pages)
 
-    def stamp(self, pages: Iterable[Any], stamps: Words, mark: int, keys: Keys | None) -> None:
-        """Stamp pages, which are their own numbers here, and remember their keys."""
-        key, group = self._pages.key, self._pages.group
+    def stamp_calls(
+        self,
+        calls: Sequence[Registration],
+        mark: int,
+        stamps: Words,
+        late: bool,
+        special: Callable[[int, Registration], object],
+    ) -> tuple[list[Any], list[int]]:
+        """Stamp the pages of some calls, which are one page each and never moves."""
+        pages: list[Any] = []
+        sizes: list[int] = []
+        for call in calls:
+            mark += 1
+            (page,), start, size, computed = call[2], *call[4:7]
+            if late and start + size <= computed:
+                special(mark, call)
+                sizes.append(0)
+                continue
+            stamps[page] = mark
+            pages.append(page)
+            sizes.append(1)
+        return pages, sizes
+
+    def stamp(self, pages: Iterable[Any], stamps: Words, mark: int) -> None:
+        """Stamp pages, which are their own numbers here."""
         for page in pages:
             stamps[page] = mark
-            if keys is not None and key[page] is not None:
-                keys.setdefault(key[page] + group[page].to_bytes(GROUP_BYTES, "big"), mark)
 
     def tokens(self, pages: Iterable[Any]) -> Words:
         """Return positions, 0 for a page without a key."""

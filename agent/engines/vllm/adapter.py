@@ -6,18 +6,20 @@ every read is a copy. Methods run on the engine's thread between steps unless th
 
 import os
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ... import paths
 from ...errors import RefusedError, TargetError, UnsupportedError, UsageError
-from ...model.evidence import Evidence
+from ...model.evidence import Evidence, Weights
 from ...model.groups import Geometry
 from ...model.snapshot import Capability, EngineInfo, PoolInfo, Tier
 from ...probe.patches import Patches
 from ..base import RequestRow
-from . import capabilities, contract, hashing, invalidation, requests
+from . import capabilities, contract, evidence, hashing, invalidation, requests
+from .binds import Bound
 from .groups import geometry_of
+from .identities import Identities
 from .steps import install_step_hooks
 from .weights import WeightsWatch
 
@@ -43,6 +45,9 @@ class VllmAdapter:
         self._probe: Any = None
         self._weights: WeightsWatch | None = None
         self.quarantine = invalidation.Quarantine(engine.scheduler)
+        self.bound: Bound | None = None
+        """What compares look-ups with admissions; None where this engine does not show both."""
+        self.identities = Identities()
         self._wake_item = _wake_item() if served else None
 
     # -------------------------------------------------------------- the engine
@@ -77,11 +82,13 @@ class VllmAdapter:
         parallel = config.parallel_config
         served = getattr(model, "served_model_name", None)
         name = served[0] if isinstance(served, list) and served else served
+        connector = getattr(self.scheduler, "connector", None)
         details = {
             "processes": "engine core and workers" if self._served else "in process",
             "scheduler": type(self.scheduler).__name__,
             "async_scheduling": str(bool(getattr(config.scheduler_config, "async_scheduling", False))).lower(),
             "executor": type(self.core.model_executor).__name__,
+            "tier": "none" if connector is None else type(connector).__name__,
             "dtype": str(getattr(model, "dtype", "")),
             "kv_cache_dtype": str(getattr(config.cache_config, "cache_dtype", "")),
             "hash_algorithm": str(getattr(config.cache_config, "prefix_caching_hash_algo", "")),
@@ -127,6 +134,8 @@ class VllmAdapter:
     def install(self, probe: Any) -> None:
         """Put in the hooks that the capabilities allow."""
         self._probe = probe
+        if self.off("binds") is None and self.off("decisions") is None:
+            self.bound = Bound(self.scheduler.kv_cache_manager, self._stamps_of_bind)
         install_step_hooks(self, probe, self._patches, served=self._served)
         if self.off("safe_point") is None:
             self._weights = WeightsWatch(probe)
@@ -183,9 +192,34 @@ class VllmAdapter:
 
     def evidence(self) -> Evidence:
         """Return what is known beyond the tables."""
-        weights = None if self._weights is None else self._weights.evidence()
-        missing = {} if weights is not None else {"weights": "without a feed pages have no stamps to compare with"}
-        return Evidence(weights=weights, missing=missing)
+        return evidence.Reader(self).read()
+
+    def counters(self) -> dict[str, float]:
+        """Return the adapter's own counters. Any thread."""
+        return {} if self.bound is None else {"toctou_conflicts": self.bound.total, "pages_bound": self.bound.compared}
+
+    def weights_seen(self) -> Weights | None:
+        """Return what was seen of the weights; None without a feed."""
+        return None if self._weights is None else self._weights.evidence()
+
+    def groups(self) -> Geometry:
+        """Return the geometry as it was read last."""
+        return self._geometry if self._geometry is not None else self.geometry()
+
+    @property
+    def has_feed(self) -> bool:
+        """Pages have stamps."""
+        return self._probe is not None and self._probe.feed is not None
+
+    def stamp_of(self, page: int) -> int:
+        """Return the stamp of a page; only with a feed."""
+        return int(self._probe.feed.stamp_of(page))
+
+    def _stamps_of_bind(self, page: int) -> tuple[int, int]:
+        """Stamps of a page at the last look-up and now: what this step registered has not been folded yet."""
+        if not self.has_feed:
+            return 0, 0
+        return int(self._probe.feed.stamps.page_stamps[page]), self.stamp_of(page)
 
     def hash_table(self) -> list[tuple[bytes, Any]]:
         """Copy the engine's hash table: key with group, and its page or a copy of its pages."""
@@ -256,7 +290,9 @@ class VllmAdapter:
             raise UnsupportedError("pages have no generation here", why="the feed is off")
         return [int(feed.stamp_of(page)) for page in pages]
 
-    def evict(self, keys: Iterable[tuple[int, bytes]], *, quarantine: bool) -> dict[int, int]:
+    def evict(
+        self, keys: Iterable[tuple[int, bytes]], *, quarantine: bool, groups: Collection[int] | None = None
+    ) -> dict[int, int]:
         """Evict every page of these keys."""
         pool = self._pool
         removed: dict[int, int] = {}
@@ -269,7 +305,7 @@ class VllmAdapter:
                 evicted[page] = max(0, end - sizes.get(group, end))  # type: ignore[call-overload]
         pool.evict_blocks(set(evicted))
         if quarantine:
-            self.quarantine.begin(evicted)
+            self.quarantine.begin(evicted, groups)
         return removed
 
     def worker_call(self, method: str, *args: Any) -> list[Any]:
@@ -294,10 +330,10 @@ class VllmAdapter:
         """Return the number of changes of weights seen so far."""
         return 0 if self._weights is None else self._weights.points
 
-    def weights_read(self, mode: str, digest: str, *, complete: bool) -> None:
-        """Compare a digest with the last one."""
+    def weights_read(self, mode: str, digest: str, *, complete: bool, loras: Mapping[int, str] | None = None) -> None:
+        """Compare digests with the last ones."""
         if self._weights is not None:
-            self._weights.digested(mode, digest, complete=complete)
+            self._weights.digested(mode, digest, complete=complete, loras=loras or {})
 
 
 def _wake_item() -> tuple[Any, None] | None:

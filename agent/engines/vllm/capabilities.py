@@ -35,6 +35,12 @@ NEEDS: Final[dict[str, tuple[Need, ...]]] = {
         Need(f"{_MANAGER}.record_prefix_cache_stats", ("request", "num_hits")),
         Need(f"{_SCHEDULER}.schedule", ()),
     ),
+    "binds": (
+        Need(f"{_MANAGER}.get_computed_blocks", ("request",)),
+        Need(f"{_MANAGER}.record_prefix_cache_stats", ("request", "num_hits")),
+        Need(f"{_COORDINATOR}.single_type_managers"),
+        Need(f"{_POOL}.hash_block_size"),
+    ),
     "feed": (
         Need(f"{_SCHEDULER}.schedule", ()),
         Need(f"{_SCHEDULER}.update_from_output", ("scheduler_output", "model_runner_output")),

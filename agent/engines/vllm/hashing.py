@@ -14,8 +14,8 @@ SLICE_TOKENS: Final = 8192
 """Tokens hashed at one safe point: a few milliseconds with small blocks."""
 
 
-class _Prompt:
-    """What the engine's hasher reads of a request; text only, so there is nothing multimodal about it."""
+class Prompt:
+    """What the engine's hasher reads of a request; nothing multimodal unless somebody puts it there."""
 
     def __init__(self, tokens: Sequence[int], salt: str | None, lora: tuple[str, str] | None) -> None:
         self.all_token_ids = tokens
@@ -23,7 +23,7 @@ class _Prompt:
         self.block_hashes: list[Any] = []
         self.cache_salt = salt or None
         self.lora_request = None if lora is None else SimpleNamespace(lora_name=lora[0], lora_path=lora[1])
-        self.mm_features: tuple[Any, ...] = ()
+        self.mm_features: Sequence[Any] = ()
         self.prompt_embeds = None
         self._prompt_embeds_per_block_hashes: dict[Any, bytes] = {}
 
@@ -42,7 +42,7 @@ class Hashing:
         self, hasher: Any, tokens: Sequence[int], *, salt: str | None = None, lora: tuple[str, str] | None = None
     ) -> None:
         self._hasher = hasher
-        self._prompt = _Prompt(tokens, salt, lora)
+        self._prompt = Prompt(tokens, salt, lora)
 
     def advance(self) -> bool:
         """Hash one slice; True when the end is reached."""

@@ -2,10 +2,11 @@
 
 Invariant: eviction goes through ``BlockPool.evict_blocks`` on the engine's thread between steps; a page that a request
 still uses keeps its contents and loses only its keys. A running request that was computed on an evicted page registers
-nothing beyond it any more, until it is preempted and computed anew or ends.
+nothing beyond it any more, until it is preempted and computed anew or ends; where whole groups were taken and no other,
+it registers nothing in those groups only: what the plan did not show stays.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from .requests import block_keys
@@ -54,26 +55,33 @@ class Quarantine:
 
     def __init__(self, scheduler: Any) -> None:
         self._scheduler = scheduler
-        self._from: dict[str, int] = {}
-        """Tokens from which on a request's pages must not be registered."""
+        self.held: dict[str, dict[int, int]] = {}
+        """Tokens from which on a request's pages in a group must not be registered."""
         self._swept: dict[tuple[str, int], int] = {}
         """Pages of a request's table in a group that were registered when it was last swept: those need no look."""
 
     def __bool__(self) -> bool:
-        return bool(self._from)
+        return bool(self.held)
 
-    def begin(self, evicted: Mapping[int, int]) -> None:
+    def begin(self, evicted: Mapping[int, int], groups: Collection[int] | None = None) -> None:
         """Put every request under quarantine that holds an evicted page.
 
         Args:
             evicted: Page and the tokens before it in its prefix.
+            groups: Groups that were taken as a whole and alone. None: prefixes were taken, and what was computed on
+                top of them is in doubt in every group.
         """
         managers = self._scheduler.kv_cache_manager.coordinator.single_type_managers
+        scope = [group for group in range(len(managers)) if groups is None or group in groups]
         for manager in managers:
             for request, table in manager.req_to_blocks.items():
                 starts = [evicted[block.block_id] for block in table if block.block_id in evicted]
-                if starts:
-                    self._from[request] = min(self._from.get(request, min(starts)), *starts)
+                if not starts:
+                    continue
+                held = self.held.setdefault(request, {})
+                for group in scope:
+                    held[group] = min(held.get(group, starts[0]), *starts)
+                    self._swept.pop((request, group), None)
 
     def sweep(self) -> None:
         """Take out what quarantined requests have registered since; forget those that ended or were preempted.
@@ -83,13 +91,14 @@ class Quarantine:
         """
         manager = self._scheduler.kv_cache_manager
         managers = manager.coordinator.single_type_managers
-        for request, start in list(self._from.items()):
+        for request, held in list(self.held.items()):
             tables = [one.req_to_blocks.get(request) for one in managers]
             if not any(tables):
                 self.admitted(request)
                 continue
             late: set[int] = set()
-            for group, (one, table) in enumerate(zip(managers, tables, strict=True)):
+            for group, start in held.items():
+                one, table = managers[group], tables[group]
                 # The last registered page may have been a partial one, which is registered again when it is full.
                 begin = max(self._swept.get((request, group), 0) - 1, 0)
                 self._swept[request, group] = getattr(one, "num_cached_block", {}).get(request, 0)
@@ -103,6 +112,6 @@ class Quarantine:
 
     def admitted(self, request: str) -> None:
         """A request was admitted after a new look-up, or is gone: what it registers from now on was computed anew."""
-        self._from.pop(request, None)
+        self.held.pop(request, None)
         for name in [name for name in self._swept if name[0] == request]:
             del self._swept[name]

@@ -14,7 +14,7 @@ from itertools import compress
 from typing import Any
 
 from ...probe.patches import Patches
-from ...probe.port import Events, Keys, Registration, Words
+from ...probe.port import Events, Registration, Words
 from .completeness import Completeness
 from .following import SLOT_ERRORS, follow_content, follow_references
 
@@ -34,6 +34,16 @@ HOOKED_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "reset_prefix_cache": (),
 }
 """First parameters that every supported version has; a pool without them cannot be followed."""
+
+PARTIAL_PARAMETERS = (
+    "request",
+    "block",
+    "num_tokens",
+    "kv_cache_group_id",
+    "block_size",
+    "replace_existing_hashes",
+)
+"""All parameters of ``cache_partial_block`` where it is passed through in the cheapest way, 64 times a step."""
 
 BLOCK_FIELDS = ("block_id", "ref_cnt", "_block_hash", "_block_hash_num_tokens", "prev_free_block", "is_null")
 
@@ -96,7 +106,7 @@ class VllmPool:
         make = self._full_hook if seventh == ("block_mask",) else self._unmasked_hook
         self._always.set(pool, "cache_full_blocks", make(full, log, failed))
         if hasattr(pool, "cache_partial_block"):
-            self._always.set(pool, "cache_partial_block", self._partial_hook(pool.cache_partial_block, log, failed))
+            self._always.set(pool, "cache_partial_block", _partial_hook(pool.cache_partial_block, log, failed))
         if hasattr(pool, "move_block_hashes"):
             self._always.set(pool, "move_block_hashes", self._move_hook(pool.move_block_hashes, log, failed))
 
@@ -182,38 +192,6 @@ class VllmPool:
 
         return cache_full_blocks
 
-    def _partial_hook(
-        self,
-        original: Callable[..., Any],
-        log: Callable[[Registration], object],
-        failed: Callable[[str, BaseException], object],
-    ) -> Callable[..., Any]:
-        def cache_partial_block(
-            request: Any, block: Any, num_tokens: int, kv_cache_group_id: int, block_size: int, *rest: Any, **more: Any
-        ) -> Any:
-            before = block._block_hash
-            result = original(request, block, num_tokens, kv_cache_group_id, block_size, *rest, **more)
-            if block._block_hash is not before:
-                start = (num_tokens - 1) // block_size * block_size
-                try:
-                    log(
-                        (
-                            request.request_id,
-                            request,
-                            (block,),
-                            None,
-                            start,
-                            num_tokens - start,
-                            request.num_computed_tokens,
-                            request.status,
-                        )
-                    )
-                except SLOT_ERRORS as error:
-                    failed("cache_partial_block", error)
-            return result
-
-        return cache_partial_block
-
     def _move_hook(
         self,
         original: Callable[..., Any],
@@ -257,20 +235,39 @@ class VllmPool:
         """Return block ids."""
         return [page.block_id for page in pages]
 
-    def stamp(self, pages: Iterable[Any], stamps: Words, mark: int, keys: Keys | None) -> None:
-        """Stamp pages and remember their keys.
+    def stamp_calls(
+        self,
+        calls: Sequence[Registration],
+        mark: int,
+        stamps: Words,
+        late: bool,
+        special: Callable[[int, Registration], object],
+    ) -> tuple[list[Any], list[int]]:
+        """Stamp the pages of some calls.
 
-        A plain attribute in a plain loop is what the interpreter specialises on (28 ns a page); the key object has
-        its hash already, because the engine's own map asked for it.
+        A plain attribute in a plain loop is what the interpreter specialises on: 28 ns a page.
         """
-        if keys is None:
-            for page in pages:
+        pages: list[Any] = []
+        sizes: list[int] = []
+        for call in calls:
+            mark += 1
+            name, _, seen, mask, start, size, computed, _ = call
+            if start + size <= computed and (late or name is None):
+                special(mark, call)
+                sizes.append(0)
+                continue
+            if mask is not None:
+                seen = list(compress(seen, mask))
+            for page in seen:
                 stamps[page.block_id] = mark
-        else:
-            remember = keys.setdefault
-            for page in pages:
-                stamps[page.block_id] = mark
-                remember(page._block_hash, mark)
+            pages += seen
+            sizes.append(len(seen))
+        return pages, sizes
+
+    def stamp(self, pages: Iterable[Any], stamps: Words, mark: int) -> None:
+        """Stamp pages."""
+        for page in pages:
+            stamps[page.block_id] = mark
 
     def tokens(self, pages: Iterable[Any]) -> Words:
         """Return positions, 0 for a block without a key."""
@@ -340,6 +337,54 @@ class VllmPool:
                 [page.block_id for page in compress(after, known)],
                 [page._block_hash[:PARENT_BYTES] for page in compress(before, known)],
             )
+
+
+def _partial_hook(
+    original: Callable[..., Any],
+    log: Callable[[Registration], object],
+    failed: Callable[[str, BaseException], object],
+) -> Callable[..., Any]:
+    """Log a partial registration; most calls of a decoding request repeat one and change nothing."""
+
+    def note(request: Any, block: Any, num_tokens: int, block_size: int) -> None:
+        start = (num_tokens - 1) // block_size * block_size
+        computed, status = request.num_computed_tokens, request.status
+        log((request.request_id, request, (block,), None, start, num_tokens - start, computed, status))
+
+    if tuple(inspect.signature(original).parameters) != PARTIAL_PARAMETERS:
+
+        def cache_partial_block_of_another_version(
+            request: Any, block: Any, num_tokens: int, kv_cache_group_id: int, block_size: int, *rest: Any, **more: Any
+        ) -> Any:
+            before = block._block_hash
+            result = original(request, block, num_tokens, kv_cache_group_id, block_size, *rest, **more)
+            if block._block_hash is not before:
+                try:
+                    note(request, block, num_tokens, block_size)
+                except SLOT_ERRORS as error:
+                    failed("cache_partial_block", error)
+            return result
+
+        return cache_partial_block_of_another_version
+
+    def cache_partial_block(
+        request: Any,
+        block: Any,
+        num_tokens: int,
+        kv_cache_group_id: int,
+        block_size: int,
+        replace_existing_hashes: bool = False,
+    ) -> Any:
+        before = block._block_hash
+        result = original(request, block, num_tokens, kv_cache_group_id, block_size, replace_existing_hashes)
+        if block._block_hash is not before:
+            try:
+                note(request, block, num_tokens, block_size)
+            except SLOT_ERRORS as error:
+                failed("cache_partial_block", error)
+        return result
+
+    return cache_partial_block
 
 
 def _key_bytes(pool: Any) -> int:

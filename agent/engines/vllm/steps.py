@@ -27,51 +27,69 @@ def install_step_hooks(adapter: Any, probe: Any, patches: Patches, *, served: bo
 def _hook_steps(adapter: Any, probe: Any, patches: Patches, scheduler: Any) -> None:
     guard = probe.guard
     original = scheduler.schedule
-
+    call, begin_schedule, dispatched = guard.call, probe.begin_schedule, probe.dispatched
     quarantine = adapter.quarantine
+    held = quarantine.held
+    updates = adapter.off("feed") is None
 
     def scheduled(output: Any) -> None:
-        if quarantine:
+        if held:
             quarantine.sweep()
         probe.end_schedule(output, output.num_scheduled_tokens)
+        if not updates:  # nothing else is sure to come after this call
+            probe.dispatched()
 
     def schedule(*args: Any, **kwargs: Any) -> Any:
         if not guard.on:
             return original(*args, **kwargs)
-        guard.call(probe.begin_schedule)
+        call(begin_schedule)
         output = original(*args, **kwargs)
-        guard.call(scheduled, output)
+        call(scheduled, output)
         return output
 
     patches.set(scheduler, "schedule", schedule)
-    if adapter.off("feed") is None:
-        update = scheduler.update_from_output
-
-        def update_from_output(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-            if not guard.on:
-                return update(scheduler_output, *args, **kwargs)
-            guard.call(probe.begin_update, scheduler_output)
-            outputs = update(scheduler_output, *args, **kwargs)
-            guard.call(probe.end_update, scheduler_output)
-            return outputs
-
-        patches.set(scheduler, "update_from_output", update_from_output)
+    if updates:
+        _hook_updates(probe, patches, scheduler)
     if adapter.off("shadow") is None:
         # Not called for pooling models and empty batches; the probe then catches up before the update.
         bitmask = scheduler.get_grammar_bitmask
-        patches.set(
-            scheduler, "get_grammar_bitmask", guard.before(bitmask, lambda *_a, **_k: probe.dispatched(), timed=True)
-        )
+
+        def get_grammar_bitmask(*args: Any, **kwargs: Any) -> Any:
+            if probe.unsettled:
+                call(dispatched)
+            return bitmask(*args, **kwargs)
+
+        patches.set(scheduler, "get_grammar_bitmask", get_grammar_bitmask)
+
+
+def _hook_updates(probe: Any, patches: Patches, scheduler: Any) -> None:
+    guard = probe.guard
+    update = scheduler.update_from_output
+    call, begin_update, end_update = guard.call, probe.begin_update, probe.end_update
+    log: Any = () if probe.feed is None else probe.feed.stamps.log
+
+    def update_from_output(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        if not guard.on:
+            return update(scheduler_output, *args, **kwargs)
+        if log or probe.unsettled:
+            call(begin_update, scheduler_output)
+        outputs = update(scheduler_output, *args, **kwargs)
+        call(end_update, scheduler_output)
+        return outputs
+
+    patches.set(scheduler, "update_from_output", update_from_output)
 
 
 def _hook_lookups(adapter: Any, probe: Any, patches: Patches, manager: Any) -> None:
-    recorder = probe.recorder
-    guard = probe.guard
-    quarantine = adapter.quarantine
+    recorder, guard = probe.recorder, probe.guard
+    quarantine, held = adapter.quarantine, adapter.quarantine.held
+    call, clock = guard.call, time.perf_counter_ns
     depth = [0]
+    noted = Noted(adapter, probe)
+    events, settle = noted.events, noted.settle
 
     def before() -> None:
-        if quarantine:
+        if held:
             quarantine.sweep()
         recorder.before_lookup()
 
@@ -80,14 +98,17 @@ def _hook_lookups(adapter: Any, probe: Any, patches: Patches, manager: Any) -> N
             # One of the two look-ups calls the other: the outer one counts.
             if depth[0] or not guard.on:
                 return original(request, *args, **kwargs)
-            guard.call(before)
+            if held or recorder.explaining:
+                call(before)
             depth[0] += 1
-            begin = time.perf_counter_ns()
+            begin = clock()
             try:
                 result = original(request, *args, **kwargs)
             finally:
                 depth[0] -= 1
-            guard.call(_note_lookup, recorder, request, time.perf_counter_ns() - begin)
+            events.append((request, result, clock() - begin))
+            if recorder.explaining:
+                call(settle)
             return result
 
         return looked_up
@@ -96,48 +117,103 @@ def _hook_lookups(adapter: Any, probe: Any, patches: Patches, manager: Any) -> N
     if hasattr(manager, "get_computed_blocks_for_connector"):
         patches.set(manager, "get_computed_blocks_for_connector", watch(manager.get_computed_blocks_for_connector))
 
-    def leaves(request: Any, *_args: Any, **_kwargs: Any) -> None:
-        # Ended or preempted: what it registered stays cached, what it looked up does not count for the next one.
-        if quarantine:
-            quarantine.sweep()
-        recorder.forget(request.request_id)
+    probe.before_shadow = settle
+    _hook_admissions(probe, patches, manager, noted)
+    _hook_ends(probe, patches, manager, noted)
 
-    for name in ("free", "pop_blocks_for_free"):
-        if hasattr(manager, name):
-            patches.set(manager, name, guard.before(getattr(manager, name), leaves, timed=True))
 
+def _hook_admissions(probe: Any, patches: Patches, manager: Any, noted: "Noted") -> None:
+    recorder, guard, held = probe.recorder, probe.guard, noted.quarantine.held
+    call, events, settle = guard.call, noted.events, noted.settle
     record = manager.record_prefix_cache_stats
 
     def record_prefix_cache_stats(request: Any, num_hits: int, *args: Any, **kwargs: Any) -> Any:
         if guard.on:
-            guard.call(_note_admission, recorder, quarantine, request, num_hits)
+            events.append((request, num_hits, None))
+            if held or recorder.explaining:
+                call(settle)
         return record(request, num_hits, *args, **kwargs)
 
     patches.set(manager, "record_prefix_cache_stats", record_prefix_cache_stats)
 
 
-def _note_lookup(recorder: Any, request: Any, duration_ns: int) -> None:
-    recorder.looked_up(request.request_id, duration_ns)
+class Noted:
+    """Look-ups and admissions of a step; what they mean is worked out in its shadow, or when somebody compares.
+
+    Nothing that is read then has changed: a request that leaves before is settled before, see :func:`_hook_ends`.
+    """
+
+    def __init__(self, adapter: Any, probe: Any) -> None:
+        self.events: list[tuple[Any, Any, int | None]] = []
+        """A look-up: request, answer, nanoseconds; or an admission: request, tokens that it reuses, None."""
+        self.quarantine = adapter.quarantine
+        self._bound = adapter.bound
+        self._recorder = probe.recorder
+        self._guard = probe.guard
+
+    def settle(self) -> None:
+        """Work out what was noted, in its order."""
+        events = self.events[:]
+        self.events.clear()
+        for request, answer, duration_ns in events:
+            if duration_ns is None:
+                self._guard.quiet(self._admitted, request, answer)
+            else:
+                self._guard.quiet(self._looked_up, request, answer, duration_ns)
+
+    def _looked_up(self, request: Any, answer: Any, duration_ns: int) -> None:
+        if self._bound is not None:
+            self._bound.looked_up(request, answer)
+        self._recorder.looked_up(request.request_id, duration_ns)
+
+    def _admitted(self, request: Any, usable: int) -> None:
+        if self._bound is not None:
+            self._bound.admitted(request, usable)
+        if self.quarantine.held:
+            self.quarantine.admitted(request.request_id)
+        self._recorder.admitted(
+            request.request_id,
+            tokens=request.num_tokens,
+            usable=usable,
+            resumed=getattr(request, "num_preemptions", 0) > 0,
+            skipped=bool(getattr(request, "skip_reading_prefix_cache", False)),
+            hashes=request.block_hashes,
+            trace=getattr(request, "trace_headers", None),
+        )
 
 
-def _note_admission(recorder: Any, quarantine: Any, request: Any, usable: int) -> None:
-    if quarantine:
-        quarantine.admitted(request.request_id)
-    recorder.admitted(
-        request.request_id,
-        tokens=request.num_tokens,
-        usable=usable,
-        resumed=getattr(request, "num_preemptions", 0) > 0,
-        skipped=bool(getattr(request, "skip_reading_prefix_cache", False)),
-        hashes=request.block_hashes,
-        trace=getattr(request, "trace_headers", None),
-    )
+def _hook_ends(probe: Any, patches: Patches, manager: Any, noted: Noted) -> None:
+    """Requests that end or are preempted: what they registered stays cached, their look-ups do not count on."""
+    recorder, call, quarantine = probe.recorder, probe.guard.call, noted.quarantine
+    held, settle, events = quarantine.held, noted.settle, noted.events
+
+    def leaves(request: Any) -> None:
+        settle()
+        if probe.unsettled:  # aborted before the batch went out: its pages are judged while it still holds them
+            probe.dispatched()
+        if held:
+            quarantine.sweep()
+        recorder.forget(request.request_id)
+
+    def watch(original: Callable[..., Any]) -> Callable[..., Any]:
+        def stand_in(request: Any, *args: Any, **kwargs: Any) -> Any:
+            if held or events or recorder.stash or probe.unsettled:
+                call(leaves, request)
+            return original(request, *args, **kwargs)
+
+        return stand_in
+
+    for name in ("free", "pop_blocks_for_free"):
+        if hasattr(manager, name):
+            patches.set(manager, name, watch(getattr(manager, name)))
 
 
 def _hook_connector(probe: Any, patches: Patches, connector: Any) -> None:
     recorder = probe.recorder
 
     def brought(_result: Any, request: Any, _blocks: Any = None, external: int = 0, *_a: Any, **kwargs: Any) -> None:
+        if probe.before_shadow is not None:
+            probe.before_shadow()
         recorder.brought(request.request_id, kwargs.get("num_external_tokens", external) or 0)
 
     original = connector.update_state_after_alloc

@@ -4,7 +4,8 @@ Invariant: a change is noted before any page is registered after it; a call to t
 ends the claim that every change is seen. Engine's thread. vLLM keeps cached pages over every one of these changes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from ...feedformat import STEP_SHIFT
@@ -65,6 +66,11 @@ class WeightsWatch:
         self._last: tuple[str, bool] | None = None
         """The last digest of all, and whether it covers every tensor."""
         self._last_good: int | None = None
+        self._loras: dict[tuple[str, int], tuple[str, int]] = {}
+        """By way of reading and id of an adapter: as for all other weights."""
+        self._added: set[int] = set()
+        """Adapters that were loaded through the engine core at some time."""
+        self._there = False
 
     def install(self, engine: Any, patches: Patches) -> None:
         """Hook the ways through the engine core."""
@@ -77,6 +83,28 @@ class WeightsWatch:
             )
         if hasattr(engine, "collective_rpc"):
             patches.set(engine, "collective_rpc", guard.after(engine.collective_rpc, self._called))
+        if hasattr(engine, "add_lora"):
+            loading = guard.after(engine.add_lora, self._adapter_loaded)
+            patches.set(
+                engine, "add_lora", guard.before(loading, lambda request, *_a, **_k: self._loads(engine, request))
+            )
+
+    def _loads(self, engine: Any, request: Any) -> None:
+        """Note whether an adapter is there that is about to be loaded; asked of the workers only where it matters."""
+        number = int(request.lora_int_id)
+        asked = getattr(request, "load_inplace", False) or number in self._added
+        self._there = bool(asked) and number in engine.list_loras()
+
+    def _adapter_loaded(self, _result: Any, request: Any, *_args: Any, **_kwargs: Any) -> None:
+        """Pages of an adapter keep their keys when its bytes change: in place for certain, loaded again perhaps."""
+        number = int(request.lora_int_id)
+        if getattr(request, "load_inplace", False):
+            if self._there:
+                self.changed("lora")
+        elif number in self._added and not self._there:
+            self.unknown_call = "add_lora"
+            self.points += 1
+        self._added.add(number)
 
     def _called(self, _result: Any, method: str | Callable[..., Any], *_args: Any, **_kwargs: Any) -> None:
         name = method if isinstance(method, str) else getattr(method, "__name__", "a function")
@@ -91,12 +119,15 @@ class WeightsWatch:
         feed = self._probe.feed
         self.points += 1
         self._seen.clear()
+        self._loras.clear()
         self._last, self._last_good = None, None
         if feed is not None:
             feed.note_weights_change(self._probe.recorder.step)
             self._causes = [*self._causes, cause][-CAUSES_KEPT:]
 
-    def digested(self, mode: str, digest: str, *, complete: bool) -> None:
+    def digested(
+        self, mode: str, digest: str, *, complete: bool, loras: Mapping[int, str] = MappingProxyType({})
+    ) -> None:
         """Compare a digest of the weights in memory with the last one that was read in the same way.
 
         One that differs without a change that was seen is a change somewhere since the last one: pages registered in
@@ -106,15 +137,23 @@ class WeightsWatch:
             mode: ``sample`` or ``full``.
             digest: What was read.
             complete: It covers every tensor.
+            loras: Digest of each adapter in memory by its id. One that was not there before is no change.
         """
         before = self._seen.get(mode)
+        known = [(self._loras[mode, number], text) for number, text in loras.items() if (mode, number) in self._loras]
+        if reloaded := [stamp for (last, stamp), text in known if last != text]:
+            self.changed("lora")
+            self._last_good = min(reloaded)
+            self.unknown_call = None
         if before is not None and before[0] != digest:
             self.changed("digest")
             self._last_good = before[1]
             self.unknown_call = None
-        elif before is not None and complete:
+        elif before is not None and complete and len(known) == len(loras):
             self.unknown_call = None
-        self._seen[mode] = (digest, (self._probe.recorder.step + 1) << STEP_SHIFT)
+        now = (self._probe.recorder.step + 1) << STEP_SHIFT
+        self._seen[mode] = (digest, now)
+        self._loras.update({(mode, number): (text, now) for number, text in loras.items()})
         self._last = (digest, complete)
 
     def evidence(self) -> Weights | None:

@@ -34,12 +34,14 @@ def weights_digest(
 
     Returns:
         ``{"rank", "parts": [[name, piece, hex]], "unreadable": {name: why}, "bytes", "tensors", "next": [tensor,
-        piece] or None, "error"}``.
+        piece] or None, "loras": [ids], "error"}``. Tensors of adapters have names ``lora.ID.module.a`` and come last.
     """
     rank = int(getattr(worker, "rank", 0))
-    empty = {"rank": rank, "parts": [], "unreadable": {}, "bytes": 0, "tensors": 0, "next": None}
+    empty = {"rank": rank, "parts": [], "unreadable": {}, "bytes": 0, "tensors": 0, "next": None, "loras": []}
     try:
-        named = sorted(_tensors(worker.model_runner))
+        adapters = _adapters(worker.model_runner)
+        # Adapters come and go: the numbers of all other tensors stay as they are.
+        named = sorted(_tensors(worker.model_runner)) + sorted(_lora_tensors(adapters))
     except CAUGHT as error:
         return empty | {"error": f"{type(error).__name__}: {error}"[:300]}
     parts: list[list[Any]] = []
@@ -64,8 +66,27 @@ def weights_digest(
         "bytes": read,
         "tensors": len(named),
         "next": rest,
+        "loras": sorted(adapters),
         "error": None,
     }
+
+
+def _adapters(runner: Any) -> dict[int, Any]:
+    """Return the adapters in memory by id."""
+    manager = getattr(getattr(runner, "lora_manager", None), "_adapter_manager", None)
+    return {} if manager is None else {int(number): held for number, held in manager.list_adapters().items()}
+
+
+def _lora_tensors(adapters: Mapping[int, Any]) -> Iterator[tuple[str, int, Any]]:
+    """Yield both matrices of every module of every adapter; a packed module has several, and some may be absent."""
+    number = 0
+    for adapter, held in adapters.items():
+        for module, weights in held.loras.items():
+            for letter, matrices in (("a", weights.lora_a), ("b", weights.lora_b)):
+                for place, matrix in enumerate(matrices if isinstance(matrices, list | tuple) else [matrices]):
+                    number += 1
+                    if matrix is not None:
+                        yield f"lora.{adapter}.{module}.{letter}{place}", number, matrix
 
 
 def _tensors(runner: Any) -> Iterator[tuple[str, int, Any]]:

@@ -6,13 +6,11 @@ from typing import Any
 
 import pytest
 
-from agent.collect import MAX_LOOKUPS, collect
-from agent.gates.runner import run
-from agent.model.finding import Finding
 from agent.model.snapshot import Level
 from agent.session import Session
 from tests.engine.live.engines import BLOCK, Engine, engine_in_process
 from tests.support.prompts import prompt
+from tests.support.validating import findings
 
 FULL = 2
 """Group of full attention in the Gemma-3-like model; 0 and 1 are windows."""
@@ -35,13 +33,6 @@ def session(engine: Engine) -> Iterator[Session]:
     with engine.session() as opened:
         opened.follow(Level.REFERENCES, deadline_s=60.0)
         yield opened
-
-
-def findings(session: Session) -> dict[str, Finding]:
-    """Run all gates on the engine as it is now."""
-    session.poll()
-    snapshot = collect(session, session.snapshot(tables=True, free_list=True, lookups=MAX_LOOKUPS))
-    return {finding.code: finding for result in run(snapshot) for finding in result.findings}
 
 
 def manager_of(engine: Engine) -> Any:

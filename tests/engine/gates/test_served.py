@@ -1,80 +1,37 @@
-"""``kvctl validate`` on ``vllm serve``: looks at what it names, finds nothing under load, passes its self-test."""
+"""``kvctl validate`` on ``vllm serve``: clean again and again under load, abstains in words, passes its self-test."""
 
-import contextlib
-import json
 import os
-import random
-import threading
-import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from agent.collect import MAX_LOOKUPS, collect
 from agent.gates.catalogue import CATALOGUE
-from agent.gates.runner import run
 from agent.gates.selftest import selftest
 from agent.model.finding import GateName
-from agent.model.snapshot import Consistency, Level
-from tests.support.prompts import prompt, sibling
+from agent.model.snapshot import Consistency, Level, Snapshot
+from agent.session import Session
+from tests.support.prompts import prompt
 from tests.support.server import Server, serve
+from tests.support.server_load import ARGUMENTS, ENVIRONMENT, Conditions, fullness, load
+from tests.support.validating import validate
+from tests.support.waiting import wait_for
 
-CHECKS = 1_000 if os.environ.get("KVCTL_NIGHTLY") else 150
-PAGES = 64
-CLIENTS = 8
+CHECKS = 1_000 if os.environ.get("KVCTL_NIGHTLY") == "1" else 400
+"""Checks of a pool that is more than 95 % full."""
+COMMANDS = 5
+"""Checks of them that are a ``kvctl validate`` of its own, spread over the run."""
+FULL = 0.95
+EVICTIONS_PER_SECOND = 50
+PREEMPTIONS = 100
+ABORTS = 100
 
 
 @pytest.fixture(scope="module")
 def server(model: Callable[..., Path]) -> Iterator[Server]:
     """A server whose pool is too small for its load."""
-    pool = ("--block-size", "32", "--num-gpu-blocks-override", str(PAGES), "--max-model-len", "704")
-    with serve(model("llama"), *pool) as running:
+    with serve(model("llama"), *ARGUMENTS, environment=ENVIRONMENT) as running:
         yield running
-
-
-def _abort(server: Server, ids: list[int]) -> None:
-    """Begin a completion and go away after its first line."""
-    body = {"model": "m", "prompt": ids, "max_tokens": 64, "stream": True, "ignore_eos": True}
-    request = urllib.request.Request(  # noqa: S310 - loopback
-        server.http.base + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310 - loopback
-        answer.readline()
-
-
-@contextmanager
-def load(server: Server) -> Iterator[dict[str, int]]:
-    """Keep the server full: shared prefixes, long answers, clients that go away; yields what was done so far."""
-    stop, done, lock = threading.Event(), {"completed": 0, "aborted": 0}, threading.Lock()
-
-    def client(number: int) -> None:
-        dice = random.Random(number)
-        turn = 0
-        while not stop.is_set():
-            turn += 1
-            stem = prompt(f"stem {dice.randrange(12)}", 320)
-            ids = sibling(stem, dice.randrange(64, 320), f"{number}/{turn}", dice.randrange(1, 160))
-            kind = "aborted" if turn % 4 == 0 else "completed"
-            # A request that the server drops on its way out is no failure of the load.
-            with contextlib.suppress(OSError):
-                if kind == "aborted":
-                    _abort(server, ids)
-                else:
-                    server.http.complete(ids, tokens=64)
-                with lock:
-                    done[kind] += 1
-
-    threads = [threading.Thread(target=client, args=(number,), daemon=True) for number in range(CLIENTS)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield done
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(120)
 
 
 def test_validate_on_an_idle_server(server: Server) -> None:
@@ -89,34 +46,55 @@ def test_validate_on_an_idle_server(server: Server) -> None:
     assert gates["block"]["looked"]["KV118"] > 0
 
 
-def test_clean_under_load(server: Server) -> None:
-    """Whatever happens in a full pool, no gate says anything; look-ups of the engine equal the resume rules."""
-    compared = full = 0
-    with load(server) as done, server.session() as session:
+def check(session: Session, previous: Snapshot | None) -> tuple[Snapshot, int]:
+    """Do what ``kvctl validate`` does; return the snapshot and how many look-ups of the engine were compared."""
+    snapshot, results = validate(session, previous)
+    assert snapshot.capture.consistency is Consistency.ATOMIC, snapshot.capture.notes
+    assert [finding.sentence for result in results for finding in result.findings] == []
+    intersection = next(result for result in results if result.gate is GateName.INTERSECTION)
+    return snapshot, intersection.looked.get("KV305", 0)
+
+
+def wait_for_full(session: Session) -> None:
+    """Wait until the load has filled the pool."""
+    wait_for(lambda: fullness(check(session, None)[0]) > FULL, "the load to fill the pool")
+
+
+def test_clean_under_load(server: Server, record_testsuite_property: Callable[[str, object], None]) -> None:
+    """Nothing is found in hundreds of checks of a full pool with evictions, preemptions and aborts all the time."""
+    with load(server), server.session() as session:
         session.follow(Level.REFERENCES, deadline_s=60.0)
+        wait_for_full(session)
+        conditions = Conditions(server)
         previous = None
+        checks = full = compared = commands = 0
+        fills = []
         while full < CHECKS:
-            session.poll()
-            snapshot = collect(session, session.snapshot(tables=True, free_list=True, lookups=MAX_LOOKUPS))
-            assert snapshot.capture.consistency is Consistency.ATOMIC, snapshot.capture.notes
-            results = run(snapshot, previous=previous)
-            assert [finding.sentence for result in results for finding in result.findings] == []
-            assert snapshot.pool is not None
-            full += (snapshot.pool.usage_ratio or 0.0) > 0.95
-            compared += next(result for result in results if result.gate is GateName.INTERSECTION).looked.get(
-                "KV305", 0
-            )
-            previous = snapshot
-        assert done["completed"] > 0
-        assert done["aborted"] > 0
-    assert compared > CHECKS
-    assert server.http.metric("vllm:num_preemptions_total") > 0
+            previous, looked = check(session, previous)
+            fills.append(fullness(previous))
+            checks += 1
+            full += fills[-1] > FULL
+            compared += looked
+            if full * COMMANDS >= (commands + 1) * CHECKS:
+                ran = server.kvctl("validate", "-o", "json")
+                assert (ran.code, ran.json["findings"]) == (0, []), ran.stdout + ran.stderr
+                commands += 1
+            assert checks < 2 * CHECKS, f"the pool was full in {full} of {checks} checks only"
+        found = conditions.so_far()
+    found |= {"checks": checks, "full": full, "least_fill": min(fills), "compared": compared, "commands": commands}
+    record_testsuite_property("clean under load", found)
+    assert found["evictions_per_second"] > EVICTIONS_PER_SECOND, found
+    assert found["preemptions"] > PREEMPTIONS, found
+    assert found["aborts"] > ABORTS, found
+    assert commands == COMMANDS
+    assert compared > CHECKS, found
 
 
 def test_self_test_on_a_busy_server(server: Server) -> None:
     """Faults planted into a copy of a live snapshot are found by their own codes."""
     with load(server), server.session() as session:
         session.follow(Level.REFERENCES, deadline_s=60.0)
+        wait_for_full(session)
         results = selftest(session.snapshot(tables=True, free_list=True))
     assert [(result.code, result.also) for result in results if result.broken] == []
     assert sum(result.planted for result in results) > 45

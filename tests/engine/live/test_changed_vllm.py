@@ -72,6 +72,7 @@ def run(folder: Path, change: str) -> dict[str, Any]:
         (
             RENAMED,
             {
+                "binds": "KVCacheManager.get_computed_blocks has other parameters",
                 "decisions": "KVCacheManager.get_computed_blocks has other parameters",
                 "engine_hit": "find_longest_cache_hit has other parameters",
             },

@@ -22,6 +22,7 @@ def test_external_tokens_are_told_apart(model: Callable[..., Path]) -> None:
         with engine.session() as session:
             overview = session.overview(decisions=2)
             counters = session.call("counters")["counters"]
+            evidence = session.snapshot().evidence
     assert overview.decisions is not None
     assert [item.external for item in overview.decisions] == [CLAIMED, 0]
     assert [item.engine_usable for item in overview.decisions] == [0, 192]
@@ -34,3 +35,9 @@ def test_external_tokens_are_told_apart(model: Callable[..., Path]) -> None:
     off = {item.name: item.reason for item in overview.capabilities if not item.on}
     assert "ClaimingConnector may hold pages" in str(off["holders"])
     assert "external" not in off
+    assert evidence is not None
+    assert (evidence.tiers, evidence.transfers) == (None, None)
+    assert evidence.missing["tiers"] == evidence.missing["transfers"]
+    assert evidence.missing["tiers"].startswith("ClaimingConnector does not show what it holds")
+    assert evidence.binds is not None
+    assert (evidence.binds.compared, evidence.binds.conflicts) == (6, ())

@@ -1,6 +1,7 @@
 """The probe in an engine that a caller drives: decisions, safe points, the table, and leaving no trace."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -61,29 +62,49 @@ def test_a_request_that_does_not_read(engine: Engine) -> None:
     assert decision.engine_usable == 0
 
 
+def wait_behind_holders(engine: Engine) -> tuple[list[Any], Any]:
+    """Admit requests until one has to wait for pages; return the others and the one that waits, looked up once."""
+    holders: list[Any] = []
+    while True:
+        engine.add(f"case15x{len(holders)}", prompt(f"case15x{len(holders)}", 500), 200)
+        request = list(engine.core.scheduler.requests.values())[-1]
+        engine.step()
+        if request.num_computed_tokens == 0:
+            return holders, request
+        while request.num_computed_tokens < 500:
+            engine.step()
+        holders.append(request)
+
+
 def test_waiting_is_looked_up_often_and_counted_once(engine: Engine) -> None:
-    """Case 15: requests that wait and are preempted give one first decision each and one a resumption."""
+    """Case 15: four look-ups until there are pages are one first decision; a preempted request adds a resumption."""
     with engine.session() as session:
         before = session.call("counters")["counters"]
         begin = session.call("decisions")["last"]
-        names = [f"wait{number}" for number in range(8)]
-        for number, name in enumerate(names):
-            engine.add(name, prompt(name, 500 - number), 60)
+        holders, waiting = wait_behind_holders(engine)
+        engine.step(2)
+        engine.llm.abort_request([holders[0].request_id], internal=True)
         engine.finish()
         decisions = session.decisions(since=begin)
         after = session.call("counters")["counters"]
     first = [item for item in decisions if item.phase is Phase.FIRST]
     resumed = [item for item in decisions if item.phase is Phase.RESUMED]
-    assert sorted(item.request.split("-")[0] for item in first) == names
-    assert any(item.lookups > 1 for item in decisions), "the load was meant to make requests wait"
+    everybody = [*holders, waiting]
+    assert [item.request for item in first] == [request.request_id for request in everybody]
+    assert [item.lookups for item in first] == [1] * len(holders) + [4]
+    assert waiting.num_preemptions > 0
+    named = Counter(item.request for item in resumed)
+    assert named == Counter({request.request_id: request.num_preemptions for request in everybody})
 
     def grown(name: str) -> float:
         return float(after[name] - before[name])
 
-    assert grown('reuse_decisions{phase="first"}') == len(first) == 8
+    assert grown('reuse_decisions{phase="first"}') == len(everybody)
     assert grown('reuse_decisions{phase="resumed"}') == len(resumed)
-    assert grown('reuse_lookup_tokens{phase="first"}') == sum(item.lookup_tokens for item in first)
-    assert grown("reuse_lookups") == sum(item.lookups for item in decisions)
+    for phase, items in (("first", first), ("resumed", resumed)):
+        assert grown(f'reuse_lookup_tokens{{phase="{phase}"}}') == sum(item.lookup_tokens for item in items)
+        assert grown(f'reuse_engine_usable_tokens{{phase="{phase}"}}') == sum(item.engine_usable for item in items)
+    assert grown("reuse_lookups") == sum(item.lookups for item in decisions) > len(decisions)
     assert grown("reuse_lookups_not_admitted") == 0
 
 

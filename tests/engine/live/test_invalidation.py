@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
-from agent.errors import RefusedError
+from agent.errors import RefusedError, UsageError
 from agent.session import Session
+from inspector.invalidation import apply_plan, make_plan
+from inspector.selection import select
+from inspector.selector import parse
 from tests.engine.live.engines import BLOCK, Engine, engine_in_process
 from tests.support.prompts import prompt, sibling
 
@@ -67,6 +70,8 @@ def test_an_outdated_plan_changes_nothing(engine: Engine) -> None:
             session.call("invalidate_apply", plan=plan)
         moved = {page for entry in plan["entries"] for page in entry["pages"]}
         assert all(str(page) in str(caught.value.why) for page in sorted(moved)[:3])
+        with pytest.raises(UsageError, match="cannot be read"):
+            session.call("invalidate_apply", plan={**plan, "groups": []})
         other = {**plan, "engine": [1, 1]}
         with pytest.raises(RefusedError, match="another engine"):
             session.call("invalidate_apply", plan=other)
@@ -144,6 +149,55 @@ def test_a_request_that_ends_leaves_nothing_behind(engine: Engine) -> None:
     engine.finish()
     blocks = engine.core.scheduler.kv_cache_manager.block_pool.blocks
     assert [block.block_hash_num_tokens for block in blocks if block.block_hash is not None] == []
+
+
+def registered(engine: Engine) -> dict[int, tuple[int, bytes]]:
+    """Return group and key of every cached page."""
+    blocks = engine.core.scheduler.kv_cache_manager.block_pool.blocks
+    return {
+        block.block_id: (int.from_bytes(block.block_hash[-4:], "big"), block.block_hash)
+        for block in blocks
+        if block.block_hash is not None
+    }
+
+
+def take(session: Session, selector: str) -> set[int]:
+    """Invalidate as the command does; return the pages of the plan."""
+    session.poll()
+    snapshot = session.snapshot()
+    plan = make_plan(session, snapshot, select(snapshot, parse(selector)), deadline_s=30.0)
+    apply_plan(session, plan, quarantine=True, deadline_s=30.0)
+    return set(plan.pages)
+
+
+@pytest.mark.parametrize("selector", ["group:0", "state:swa"])
+def test_whole_groups_are_taken_alone(engine: Engine, selector: str) -> None:
+    """A request that runs on keeps what it has in other groups and registers nothing in these; nobody can resume."""
+    assert engine.llm.reset_prefix_cache()
+    ids = prompt(f"alone {selector}", 200)
+    engine.add("alone0", ids, 200)
+    engine.step(8)
+    (request,) = engine.core.scheduler.requests.values()
+    taken = {0} if selector == "group:0" else {0, 1}
+    with engine.session() as session:
+        session.follow()
+        before = registered(engine)
+        planned = take(session, selector)
+    assert planned == {page for page, (group, _) in before.items() if group in taken}
+    left = {page: held for page, held in before.items() if page not in planned}
+    engine.step()
+    assert registered(engine) == left
+    engine.step(70)
+    after = registered(engine)
+    assert {group for page, (group, _) in after.items() if page not in left} == {2}
+    assert after.items() > left.items()
+    longer = [*request.all_token_ids[: request.num_tokens // BLOCK * BLOCK], 1, 2, 3]
+    engine.run_beside("alone1", longer)
+    assert engine.results["alone1"].num_cached_tokens == 0
+    engine.run_beside("alone2", longer)
+    assert engine.results["alone2"].num_cached_tokens == len(longer) // BLOCK * BLOCK
+    assert not request.is_finished(), "all of this happened while it ran"
+    engine.finish()
 
 
 def test_a_second_look_at_a_request_takes_only_what_is_new(engine: Engine) -> None:
