@@ -224,7 +224,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, memoryview], int]:
         raise FileError(
             f"{path} was written by a newer kvctl",
             why=f"its format is {version}, this kvctl reads up to {FORMAT}",
-            next_step="update kvctl on this machine (pip install -U kvctl)",
+            next_step="update kvctl on this machine (pip install -U . in its checkout)",
         )
     start = _HEAD.size + length
     if len(data) < start:

@@ -36,7 +36,7 @@ def require_torch() -> None:
         raise UnsupportedError(
             "the reference engine needs torch",
             why=f"not installed: {', '.join(missing)}",
-            next_step="pip install 'kvctl[reference]'",
+            next_step="pip install '.[reference]' in the checkout of kvctl",
         )
 
 

@@ -154,7 +154,7 @@ def libraries() -> Check:
             name="libraries",
             health=Health.PROBLEM,
             detail=f"missing: {', '.join(missing)}",
-            next_step="pip install kvctl with its dependencies (an engine's environment does without)",
+            next_step="pip install . in the checkout, with dependencies (an engine's environment does without)",
         )
     return Check(name="libraries", health=Health.OK, detail=", ".join(found))
 
@@ -171,14 +171,14 @@ def engines_installed() -> Check:
             name="engines here",
             health=Health.NOTE,
             detail="no vLLM in this environment",
-            next_step="install the bare wheel beside the engine: pip install --no-deps kvctl",
+            next_step="install the bare wheel beside the engine: pip install --no-deps . in the checkout",
         )
     if not plugin:
         return Check(
             name="engines here",
             health=Health.PROBLEM,
             detail=f"{', '.join(found)}, but the plugin is not registered",
-            next_step="pip install --no-deps kvctl in this environment",
+            next_step="pip install --no-deps . in the checkout, into this environment",
         )
     return Check(name="engines here", health=Health.OK, detail=f"{', '.join(found)}; the plugin is registered")
 

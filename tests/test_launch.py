@@ -59,3 +59,12 @@ def test_nothing_to_run_and_no_such_program(monkeypatch: pytest.MonkeyPatch) -> 
         run([])
     with pytest.raises(UsageError, match="no program 'no-such-program'"):
         run(["no-such-program"])
+
+
+def test_what_to_do_with_old_weights_is_said_or_left_as_it_is() -> None:
+    """``--on-weights-change`` becomes the engine's variable; without it the caller's own stays."""
+    said = environment({}, allow_changes=False, on_weights_change="invalidate")
+    assert said["KVCTL_ON_WEIGHTS_CHANGE"] == "invalidate"
+    kept = environment({"KVCTL_ON_WEIGHTS_CHANGE": "invalidate"}, allow_changes=False)
+    assert kept["KVCTL_ON_WEIGHTS_CHANGE"] == "invalidate"
+    assert "KVCTL_ON_WEIGHTS_CHANGE" not in environment({}, allow_changes=False)

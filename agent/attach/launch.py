@@ -14,13 +14,16 @@ from .. import paths
 from ..errors import TargetError, UsageError
 
 
-def environment(environ: Mapping[str, str], *, allow_changes: bool, log: Path | None = None) -> dict[str, str]:
+def environment(
+    environ: Mapping[str, str], *, allow_changes: bool, log: Path | None = None, on_weights_change: str | None = None
+) -> dict[str, str]:
     """Return the engine's environment.
 
     Args:
         environ: The caller's environment.
         allow_changes: The agent may change things (invalidate, options).
         log: File that the agent writes its lines to.
+        on_weights_change: ``report`` or ``invalidate``; None: as the caller's environment says.
     """
     changed = {**environ, "KVCTL_AGENT": "1"}
     changed.pop("KVCTL_ALLOW_CHANGES", None)
@@ -28,6 +31,8 @@ def environment(environ: Mapping[str, str], *, allow_changes: bool, log: Path | 
         changed["KVCTL_ALLOW_CHANGES"] = "1"
     if log is not None:
         changed["KVCTL_LOG"] = str(log.absolute())
+    if on_weights_change is not None:
+        changed["KVCTL_ON_WEIGHTS_CHANGE"] = on_weights_change
     plugins = environ.get("VLLM_PLUGINS")
     if plugins is not None and "kvctl" not in plugins.split(","):
         # An explicit list of plugins would leave ours out silently.
@@ -47,7 +52,13 @@ def find_program(name: str, environ: Mapping[str, str]) -> str:
     return found
 
 
-def run(command: Sequence[str], *, allow_changes: bool = False, log: Path | None = None) -> NoReturn:
+def run(
+    command: Sequence[str],
+    *,
+    allow_changes: bool = False,
+    log: Path | None = None,
+    on_weights_change: str | None = None,
+) -> NoReturn:
     """Become the engine.
 
     Raises:
@@ -56,7 +67,7 @@ def run(command: Sequence[str], *, allow_changes: bool = False, log: Path | None
     """
     if not command:
         raise UsageError("there is nothing to run", next_step="kvctl run -- vllm serve MODEL")
-    env = environment(os.environ, allow_changes=allow_changes, log=log)
+    env = environment(os.environ, allow_changes=allow_changes, log=log, on_weights_change=on_weights_change)
     program = find_program(command[0], env)
     # Fails now, with a clear sentence, rather than silently inside the engine.
     paths.own_folder(env)

@@ -19,7 +19,7 @@ CATALOGUE: dict[str, Code] = {
 """All codes in order."""
 
 GATE_TITLES: dict[GateName, str] = {
-    GateName.BLOCK: "Gate 1, block level: the page exists, is counted right, and was not taken away",
+    GateName.BLOCK: "Gate 1, block level: the page exists, is counted right, was computed, and was not taken away",
     GateName.CONTRACT: "Gate 2, operator contract: layout, precision, page size and weights are what was agreed",
     GateName.INTERSECTION: "Gate 3, intersection: every group agrees on where to resume",
     GateName.ALIGNMENT: "Gate 4, byte-level alignment: addresses and strides that the hardware can read",

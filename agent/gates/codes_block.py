@@ -233,12 +233,14 @@ BLOCK_CODES = (
         code="KV119",
         gate=_G,
         severity=_E,
-        title="page was computed on top of a never-computed one",
-        sentence="{count} [page was|pages were] computed on top of a page that was never computed, first page {page}",
-        cause="A request hit a page of KV118 and went on from there; all that follows is wrong as well.",
-        confirm="The chain of the page contains a page of KV118, now or before an eviction.",
-        remedy="Invalidate them together with the pages of KV118.",
-        command="kvctl invalidate page:PAGES",
+        title="page was computed on top of a bad one",
+        sentence="{count} [page was|pages were] computed on top of a page that was never computed or belongs to other "
+        "weights, first page {page}",
+        cause="A request hit a page of KV118 or KV201, or ran on while the weights changed; all that follows is wrong "
+        "as well.",
+        confirm="The chain of the page contains a page of KV118 or KV201, now or before an eviction.",
+        remedy="Invalidate them together with the pages of KV118 and KV201.",
+        command="kvctl invalidate stale",
         reports=(vllm(57580),),
     ),
 )

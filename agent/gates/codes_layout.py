@@ -163,7 +163,7 @@ REDLINE_CODES = (
         gate=_R,
         severity=_E,
         title="a plan was executed under another generation",
-        sentence="plan {plan} was {done} though {count} [page|pages] had moved, first page {page}: generation "
+        sentence="plan {plan} was {done} {count} [page|pages] had moved, first page {page}: generation "
         "{planned} is now {found}",
         cause="Between plan and execution the pages got other owners.",
         confirm="The plan file holds the generations it was made with.",

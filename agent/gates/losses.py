@@ -44,7 +44,7 @@ def check_losses(view: View, report: GateReport) -> None:
     if decisions is None:
         report.cannot(_CODES, "no decisions were read")
         return
-    explained = [decision for decision in decisions if decision.usable is not None]
+    explained = [decision for decision in decisions if decision.logical is not None]
     for code in (*_LOSSES.values(), "KV308"):
         report.looked(code, len(explained), empty="no decision was explained from a page table")
     for (reason, group), loss in _collect(explained).items():
@@ -142,7 +142,7 @@ def _collapse(view: View, report: GateReport, decisions: list[Decision]) -> None
         if decision.per_group is not None and not decision.skipped and any(decision.per_group)
     ]
     if len(subject) < MIN_DECISIONS:
-        report.looked("KV309", 0, empty=f"fewer than {MIN_DECISIONS} decisions found anything cached")
+        report.looked("KV309", 0, empty=f"fewer than {MIN_DECISIONS} decisions with a page table found anything cached")
         return
     report.looked("KV309", len(subject))
     for group in view.required:

@@ -102,7 +102,7 @@ def _plans(view: View, report: GateReport, evidence: Evidence, plan: Mapping[Pag
                 "KV521",
                 pages=moved,
                 plan=record.id,
-                done="executed" if record.executed else "refused",
+                done="executed though" if record.executed else "refused because",
                 count=len(moved),
                 planned=record.planned[moved[0]],
                 found=record.found.get(moved[0]),

@@ -53,6 +53,8 @@ class Feed:
         self._port = pool_port
         self._ring_bytes = ring_bytes
         self._on_off = on_off
+        self.on_weights_change: Callable[[], object] | None = None
+        """Told of every change of the weights, after it was noted."""
         self.reason: str | None = None
         """Why the feed is off; None while it works."""
         self.epoch = 0
@@ -304,6 +306,22 @@ class Feed:
     def note_weights_change(self, step: int) -> None:
         """Pages computed by calls after ``step`` belong to another weights epoch."""
         self.stamps.note_weights_change(step)
+        self.fence.note_weights_change(self.stamps.weights[-1])
+        if self.on_weights_change is not None:
+            self.on_weights_change()
+
+    def stale_pages(self, start: int, stop: int) -> list[int]:
+        """Return the pages ``start .. stop`` that carry a key and belong to other weights, or build on such."""
+        if not self.stamps.weights:
+            return []
+        self.stamps.fold()
+        before, stamps, tainted = self.stamps.weights[-1], self.stamps.page_stamps, self.fence.tainted
+        tokens = self._port.tokens(self._port.take(start, stop))
+        return [
+            page
+            for page, held in enumerate(tokens, start)
+            if held and (stamps[page] < before or tainted.get(page) == stamps[page])
+        ]
 
     def never_computed(self) -> frozenset[int]:
         """Return the stamps of registrations whose pages no scheduler output ever covered."""

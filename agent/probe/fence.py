@@ -2,7 +2,8 @@
 
 Invariant: uses only which requests a schedule call really scheduled. A page that was registered by a call which then
 did not schedule its request is never computed; pages of a request that reused such a page are tainted, and so on.
-Costs a set difference a step while there is nothing of that kind. Called by the feed on the engine's thread.
+Costs a set difference a step while there is nothing of that kind. Called by the feed on the engine's thread. The same
+holds once the weights have changed: pages of the old ones are bad, and who reuses them carries that on.
 
 Why it is needed: the engine registers keys when it allocates. Under priority scheduling it can preempt a request that
 it has already scheduled in the same call; the keys stay (upstream issue 57580).
@@ -21,6 +22,9 @@ PRUNE_AT = 1024
 
 PRUNE_STEPS = 256
 """Steps between two looks for dead ones."""
+
+LOOK_PAGES = 8192
+"""Pages looked at then for older weights: about 0.3 ms."""
 
 
 class Fence:
@@ -43,6 +47,19 @@ class Fence:
         """Something was forgotten: readers need the whole list."""
         self._prune_at = PRUNE_AT
         self._steps = 0
+        self._old = 0  # pages stamped lower were computed with other weights than now; 0: there are none
+        self._cursor = 0  # how far the pool was looked through for such pages
+        self._old_left = False
+
+    def note_weights_change(self, before: int) -> None:
+        """Pages stamped below ``before`` belong to other weights, and what is computed on top of them is tainted.
+
+        That holds for requests that reuse such a page, and for those that run on while the weights change.
+        """
+        self._old = before
+        self._cursor, self._old_left = 0, False
+        self._clean.clear()
+        self._carriers.clear()
 
     def scheduled(self, requests: Collection[str]) -> bool:
         """Judge the registrations of a schedule call that scheduled ``requests``.
@@ -58,26 +75,28 @@ class Fence:
         for _, entries in folded:
             missing.update([entry[0] for entry in entries if entry[0] not in requests])
         missing.discard(None)
-        wrong = bool(missing or self._bad)
+        wrong = bool(missing or self._bad or self._old)
         if wrong:
             stamps.fold()
         if missing:
             for first, entries in folded:
                 self._brand(first, entries, missing)
-        if self._bad:
+        if self._bad or self._old:
             self._find_carriers(requests)
             for first, entries in folded:
                 self._taint(first, entries)
             self._steps += 1
             if self._steps >= PRUNE_STEPS or len(self._bad) >= self._prune_at:
                 self.prune()
+                if self._old:
+                    self._look_for_old()
         folded.clear()
         return wrong
 
     def processed(self) -> None:
         """Look at the registrations that were made while an output was processed; they are folded."""
         stamps = self._stamps
-        if self._bad:
+        if self._carriers:
             for first, entries in stamps.folded:
                 self._taint(first, entries)
         stamps.folded.clear()
@@ -119,11 +138,35 @@ class Fence:
                 page_stamps[page] == bad[page] and self._has_key(page)
                 for table in tables
                 for page in bad.keys() & self._port.ids(table)
-            )
+            ) or any(map(self._holds_old, tables))
             (self._carriers if found else self._clean)[request] = mark
             (self._clean if found else self._carriers).pop(request, None)
         if len(self._clean) + len(self._carriers) > 2 * len(requests) + PRUNE_AT:
             self._forget()
+
+    def _holds_old(self, table: Sequence[Any]) -> bool:
+        """Return whether a table holds a page that was computed with other weights."""
+        old, page_stamps = self._old, self._stamps.page_stamps
+        if not old:
+            return False
+        port = self._port
+        return any(
+            tokens and page_stamps[page] < old for page, tokens in zip(port.ids(table), port.tokens(table), strict=True)
+        )
+
+    def _look_for_old(self) -> None:
+        """Look through some pages; once a whole round finds none of other weights, nothing has to be watched."""
+        stop = min(self._cursor + LOOK_PAGES, self._port.pages)
+        tokens = self._port.tokens(self._port.take(self._cursor, stop))
+        marks = self._stamps.page_stamps[self._cursor : stop]
+        if any(held and mark < self._old for held, mark in zip(tokens, marks, strict=True)):
+            self._old_left = True
+        self._cursor = stop
+        if stop == self._port.pages:
+            self._forget()
+            if not self._old_left and not self._carriers:
+                self._old = 0
+            self._cursor, self._old_left = 0, False
 
     def _has_key(self, page: int) -> bool:
         """Return whether a page has a key; one that was handed out again has none and still its old stamp."""
@@ -174,7 +217,7 @@ class Fence:
         self.tainted = {page: stamp for page, stamp in self.tainted.items() if self._bad.get(page) == stamp}
         self._prune_at = max(PRUNE_AT, 2 * len(self._bad))
         self._steps = 0
-        if not self._bad:
+        if not self._bad and not self._old:
             self._clean.clear()
             self._carriers.clear()
         self.shrunk = self.shrunk or len(self.never) + len(self.tainted) != before
@@ -191,5 +234,6 @@ class Fence:
         self.never.clear()
         self.tainted.clear()
         self._bad.clear()
+        self._old = 0
         self._clean.clear()
         self._carriers.clear()

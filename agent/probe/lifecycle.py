@@ -25,16 +25,16 @@ from .ghost import Ghost
 from .guard import Guard, Limits
 from .ledger import Ledger
 from .operations import Operations
-from .options import Options
+from .options import Options, ring_bytes
 from .safepoint import SafePoint
 from .server import Server
+from .stale import removal_of
 from .standing import WHAT_WORKS, Standing
 from .weightwalk import read_soon
 
 if TYPE_CHECKING:
     from ..engines.base import Adapter
 
-DEFAULT_RING_MB = 16
 KILL_S = 10.0
 """How long the kill file waits for a safe point before the hooks are taken out from beside the engine's thread."""
 
@@ -69,6 +69,7 @@ class Probe:
         self.ghost = Ghost(self.options["ghost_keys"])
         self.recorder = Recorder(self.options, self.counters)
         self.safe_point = SafePoint(self.guard, adapter.wake, turn=turn)
+        self.safe_point.catch_up = self.dispatched
         # The first to be registered is the last to run: nothing waits for an engine that is no longer hooked.
         self.guard.on_open(self.safe_point.fail_all)
         self.standing = Standing(self.guard, allow_changes=env.get("KVCTL_ALLOW_CHANGES") == "1")
@@ -83,7 +84,7 @@ class Probe:
         self._environ = env
         self._outputs: dict[int, int] = {}
         self.unsettled = False
-        """A schedule call returned, and what is left for the shadow of its batch is not done yet."""
+        """A schedule call returned, and what was left for the shadow of its batch is not done."""
         self.before_shadow: Callable[[], object] | None = None
         """What an adapter left for the shadow of the batch."""
         self._scheduled: Iterable[str] = ()
@@ -115,12 +116,8 @@ class Probe:
     def _start(self) -> None:
         adapter = self.adapter
         ticks = paths.start_ticks(os.getpid()) or 0
-        described = self._try("overview", adapter.info)
-        if described is not None:
-            self.info = described
-        geometry = self._try("geometry", adapter.geometry)
-        if geometry is not None:
-            self.geometry = geometry
+        self.info = self._try("overview", adapter.info) or self.info
+        self.geometry = self._try("geometry", adapter.geometry) or self.geometry
         self.geometry_plain = to_plain(self.geometry)
         self.standing.found = adapter.capabilities()
         pool = self._try("pool", adapter.pool)
@@ -145,14 +142,13 @@ class Probe:
     def _make_feed(self) -> Any:
         from .feed import Feed  # noqa: PLC0415 - an engine without a feed never loads it
 
-        ring_mb = self._environ.get("KVCTL_RING_MB", "")
-        megabytes = int(ring_mb) if ring_mb.isdigit() and int(ring_mb) else DEFAULT_RING_MB
-        port = self.adapter.pool_port()
-        feed = Feed(port, ring_bytes=megabytes << 20, on_off=self._feed_off)
+        feed = Feed(self.adapter.pool_port(), ring_bytes=ring_bytes(self._environ), on_off=self._feed_off)
         feed.install()
         if feed.reason is not None:
             raise UnsupportedError(feed.reason)
         feed.stamps.remember = self.ghost.sink
+        if (removal := removal_of(self, self._environ)) is not None:
+            feed.on_weights_change = removal.changed
         # Keys that were registered before the probe came are not known to the ghost set.
         pool = self.adapter.pool()
         self.ghost.complete = self.ghost.complete and not pool.keys
@@ -247,8 +243,11 @@ class Probe:
 
     def begin_schedule(self) -> None:
         """A schedule call begins. Engine's thread."""
-        self.dispatched()
-        self.recorder.step = step = self.recorder.step + 1
+        step = self.recorder.step + 1
+        try:
+            self.dispatched()
+        finally:  # the new batch has a number of its own, whatever became of the last one
+            self.recorder.step = step
         feed = self.feed
         if feed is not None and (self._ahead != step or feed.stamps.log):
             feed.before_schedule(step)
@@ -293,7 +292,6 @@ class Probe:
     def between_steps(self, *, idle: bool) -> None:
         """Nothing of the engine runs. Engine's thread."""
         if self.safe_point.waiting or (idle and self.safe_point.idle_work is not None):
-            self.guard.call(self.dispatched)
             self.safe_point.drain(idle=idle)
 
     # --------------------------------------------------- at a safe point: reads

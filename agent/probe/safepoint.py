@@ -53,6 +53,10 @@ class SafePoint:
         self._jobs: deque[Job] = deque()
         self.idle_work: Callable[[], bool] | None = None
         """More work of an idle engine (bootstrap chunks); returns whether some is left."""
+        self.catch_up: Callable[[], object] | None = None
+        """What the engine's steps left to be done; it comes before any job."""
+        self._left = False
+        """Idle work was not looked at when jobs ran last: the engine had something else to do."""
         self.spent_ns = 0
         self.passed = 0
         """Safe points passed with work."""
@@ -70,24 +74,32 @@ class SafePoint:
         """Whether jobs wait. Cheap: asked once a step."""
         return bool(self._jobs)
 
-    def drain(self, *, idle: bool) -> None:
-        """Run what waits. Engine's thread (or the turn lock's holder); never raises.
+    def drain(self, *, idle: bool) -> bool:
+        """Run what waits; return whether more is left. Engine's thread (or the turn lock's holder); never raises.
 
         Args:
             idle: Nothing else is to be done: the budget does not hold, and idle work runs, too.
         """
+        if self.catch_up is not None:
+            self._guard.call(self.catch_up)
         begin = time.monotonic_ns()
         for _ in range(len(self._jobs)):
-            self._run(self._jobs.popleft())
+            try:
+                job = self._jobs.popleft()
+            except IndexError:
+                break  # the probe's thread has just given it up
+            self._run(job)
             if not idle and time.monotonic_ns() - begin > BUSY_BUDGET_NS:
                 break
         more = bool(self._jobs)
         if idle and self.idle_work is not None and self._guard.on:
             more = bool(self._guard.attempt(self.idle_work).value) or more
+        self._left = not idle and self.idle_work is not None
         self.spent_ns += time.monotonic_ns() - begin
         self.passed += 1
         if idle and more:
             self._guard.attempt(self._wake)
+        return more
 
     def _run(self, job: Job) -> None:
         if job.cancelled:
@@ -103,7 +115,11 @@ class SafePoint:
         self._guard.attempt(job.done, job)
 
     def expire(self) -> None:
-        """Give up jobs whose time is over: an engine that stands still must not collect them. Probe's thread."""
+        """Give up jobs whose time is over, and wake the engine for the others. Probe's thread, about once a second.
+
+        An engine that stands still must not collect jobs. And one that was busy at its last safe point may have gone
+        idle without passing another (data parallel engines do): nobody else would wake it for what was left then.
+        """
         now = time.monotonic_ns()
         for job in [job for job in self._jobs.copy() if job.expires_ns < now]:
             try:
@@ -112,9 +128,11 @@ class SafePoint:
                 continue  # the engine's thread has just taken it
             job.error = _late(job)
             self._guard.attempt(job.done, job)
+        if self._guard.on and (self._jobs or self._left):
+            self._guard.attempt(self._wake)
 
     def pump(self) -> bool:
-        """Run jobs on the probe's thread if the host's entry points are idle; return whether jobs are left.
+        """Run jobs on the probe's thread if the host's entry points are idle; return whether work is left.
 
         Only where the engine has no thread of its own. The host then waits for the job in hand as it would if the job
         ran on its own thread.
@@ -122,10 +140,9 @@ class SafePoint:
         if self.turn is None or not self.turn.acquire(blocking=False):
             return bool(self._jobs)
         try:
-            self.drain(idle=True)
+            return self.drain(idle=True)
         finally:
             self.turn.release()
-        return bool(self._jobs)
 
     def fail_all(self) -> None:
         """Give up everything that waits: the engine ends, or the probe is taken out."""

@@ -132,13 +132,13 @@ class Server:
         self._guard.attempt(self._close_all)
 
     def _loop(self) -> None:
-        next_tick = time.monotonic() + TICK_S
+        next_tick, more = time.monotonic() + TICK_S, False
         while not self._stop:
-            pumping = self._operations.safe_point.waiting and self._operations.safe_point.turn is not None
+            pumping = self._operations.safe_point.turn is not None and (more or self._operations.safe_point.waiting)
             for key, events in self._selector.select(PUMP_S if pumping else TICK_S):
                 self._guard.attempt(self._serve, key, events)
             if self._operations.safe_point.turn is not None:
-                self._guard.attempt(self._operations.safe_point.pump)
+                more = bool(self._guard.attempt(self._operations.safe_point.pump).value)
             while self._finished:
                 failed = self._guard.attempt(self._answer_finished, *self._finished.popleft()).error
                 if failed is not None:

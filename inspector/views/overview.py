@@ -61,7 +61,8 @@ def _bars(reuse: Reuse) -> list[str | Cell]:
     left_out = reuse.decisions - reuse.explained
     title = f"last {plural(reuse.decisions, 'decision')}, {count(reuse.lookup)} tokens looked up"
     if left_out:
-        title += f" ({left_out} without a page table left out)"
+        of = f"{reuse.explained:,} of the last {plural(reuse.decisions, 'decision')}"
+        title = f"{of}, {count(reuse.lookup)} tokens looked up (the others had no page table)"
 
     def line(name: str, tokens: int, ratio: float | None) -> str:
         return f"{name:<16}{bar(ratio, 28)} {percent(ratio):>5}  {count(tokens):>11}"

@@ -158,7 +158,7 @@ def _binds(engine: Any) -> Binds:
 
 
 def _plans(engine: Any) -> tuple[PlanRecord, ...]:
-    """A bind is a plan: pages under the generations they were checked under, refused where one moved."""
+    """A bind is a plan: pages under the generations they were checked under. One noticed at use was executed."""
     noticed = {(violation.request, violation.step) for violation in engine.violations if violation.moved}
     done = (
         PlanRecord(
@@ -170,17 +170,17 @@ def _plans(engine: Any) -> tuple[PlanRecord, ...]:
         for bound in engine.reuser.bound.copy()
         if (bound.request, bound.step) not in noticed
     )
-    refused = (
+    wrong = (
         PlanRecord(
             id=f"bind of {violation.request} in step {violation.step}",
             planned={PageId(page): checked for page, checked, _ in violation.moved},
             found={PageId(page): found for page, _, found in violation.moved},
-            executed=False,
+            executed=True,
         )
         for violation in engine.violations
         if violation.moved
     )
-    return (*done, *refused)
+    return (*done, *wrong)
 
 
 def _tiers(engine: Any) -> Iterable[TierReport]:

@@ -134,7 +134,9 @@ class VllmAdapter:
     def install(self, probe: Any) -> None:
         """Put in the hooks that the capabilities allow."""
         self._probe = probe
-        if self.off("binds") is None and self.off("decisions") is None:
+        managers = self.scheduler.kv_cache_manager.coordinator.single_type_managers
+        one_pool = all(getattr(manager, "block_pool", self._pool) is self._pool for manager in managers)
+        if self.off("binds") is None and self.off("decisions") is None and one_pool:
             self.bound = Bound(self.scheduler.kv_cache_manager, self._stamps_of_bind)
         install_step_hooks(self, probe, self._patches, served=self._served)
         if self.off("safe_point") is None:

@@ -7,6 +7,7 @@ A waiting request has to pass two checks in one call: its whole sequence under t
 where the scheduler reserves whole prompts), and its first chunk without that cap. Either may be the larger one.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -21,6 +22,10 @@ ASKED: Final = 32
 """Waiting requests that are asked for, oldest first: a bound on the time at the safe point."""
 
 
+BUDGET_NS: Final = 5_000_000
+"""Time at the safe point after which no further request is asked for: those with a long prefix to look up take some."""
+
+
 def read(scheduler: Any) -> Admission:
     """Read what the next admission is decided with."""
     manager = scheduler.kv_cache_manager
@@ -29,8 +34,14 @@ def read(scheduler: Any) -> Admission:
     waiting = [request for request in requests if request.status.name in WAITING][:ASKED]
     reserved = getattr(scheduler, "_inflight_prefill_reserved_blocks", None)
     running = bool(scheduler.running)
+    needs: dict[str, int] = {}
+    begin = time.monotonic_ns()
+    for request in waiting:
+        needs[str(request.request_id)] = _need(scheduler, managers, request)
+        if time.monotonic_ns() - begin > BUDGET_NS:
+            break
     return Admission(
-        needs={str(request.request_id): _need(scheduler, managers, request) for request in waiting},
+        needs=needs,
         returned={str(request.request_id): times for request in requests if (times := request.num_preemptions)},
         free=manager.block_pool.get_num_free_blocks(),
         reserved=None if reserved is None else int(reserved()),
@@ -71,7 +82,7 @@ def _formulas(
             gate = sum(
                 _asked(manager, request, whole, whole, found[number], computed, capped=True)
                 for number, manager in enumerate(managers)
-                if not _of_an_encoder(manager)
+                if not _left_out(scheduler, manager)
             )
         main = min(whole, computed + _chunk(scheduler, whole - computed))
         slots = min(main + getattr(scheduler, "num_lookahead_tokens", 0), longest)
@@ -79,7 +90,7 @@ def _formulas(
             # Recurrent managers note the chunk when they are asked without the cap; they have none.
             _asked(manager, request, slots, main, found[number], computed, capped=hasattr(manager, "_checkpoints"))
             for number, manager in enumerate(managers)
-            if not _of_an_encoder(manager)
+            if not _left_out(scheduler, manager)
         )
     return max(gate, first)
 
@@ -101,9 +112,14 @@ def _asked(
     )
 
 
-def _of_an_encoder(manager: Any) -> bool:
-    """Their pages depend on media that only the engine knows at the admission: left out, so needs are lower bounds."""
-    return type(manager).__name__ == "CrossAttentionManager"
+def _left_out(scheduler: Any, manager: Any) -> bool:
+    """Say whether a group does not count, so that needs are lower bounds.
+
+    Pages of an encoder depend on media that only the engine knows at the admission. A group with a pool of its own
+    takes none of this one, and answers with more pages than there are while its own pool is short.
+    """
+    pool = scheduler.kv_cache_manager.block_pool
+    return type(manager).__name__ == "CrossAttentionManager" or getattr(manager, "block_pool", pool) is not pool
 
 
 def _chunk(scheduler: Any, tokens: int) -> int:

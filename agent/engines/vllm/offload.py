@@ -7,7 +7,7 @@ The connector's index and its list of running jobs are two books: an entry that 
 brings it still runs is one that somebody may load too early.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from typing import Any, Final
 
@@ -58,12 +58,12 @@ def tiers(connector: Any, geometry: Geometry) -> tuple[TierReport, ...]:
 
 
 def _newest(policy: Any) -> Iterator[tuple[Any, Any]]:
-    tables: list[Mapping[Any, Any]] = [
+    tables: list[dict[Any, Any]] = [
         held for name in ("chunks", "t2", "t1") if isinstance(held := getattr(policy, name, None), dict)
     ]
     if not tables:
         raise AttributeError(f"entries of {type(policy).__name__} are not known")
-    return chain.from_iterable(reversed(list(table.items())) for table in tables)
+    return chain.from_iterable(reversed(table.items()) for table in tables)
 
 
 def _entry(tier: str, key: Any, status: Any, writing: set[Any]) -> TierEntry:

@@ -118,6 +118,7 @@ def _hook_lookups(adapter: Any, probe: Any, patches: Patches, manager: Any) -> N
         patches.set(manager, "get_computed_blocks_for_connector", watch(manager.get_computed_blocks_for_connector))
 
     probe.before_shadow = settle
+    guard.on_open(events.clear)  # nobody settles them any more, and they hold requests
     _hook_admissions(probe, patches, manager, noted)
     _hook_ends(probe, patches, manager, noted)
 
