@@ -61,7 +61,7 @@ def test_the_dashboard_opens_and_leaves_nothing(folder: Path) -> None:
         window.resize(80, 60)
         text = _report(window)
         assert "ended with 0" in text
-        assert all(word in text for word in ("logical", "usable", "Five gates"))
+        assert all(word in text for word in ("logical", "usable", "Four gates"))
         assert not _engines(folder)
         wait_for(lambda: not list(folder.iterdir()), "an empty folder")
 
