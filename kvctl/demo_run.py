@@ -80,6 +80,9 @@ class DemoRun:
             finally:
                 self._left.set()
             behind.result()  # what ended it, if something did
+        if self._fault is not None and self._injection is None:
+            fault, expected = self._fault
+            self._injection = Injection(fault=fault, expected=expected, found=(), after_s=None, injected=False)
         self._finish()
 
     def _behind(self) -> None:

@@ -41,6 +41,8 @@ class Injection:
     """Findings with one of these codes that were not there before."""
     after_s: float | None
     """Seconds from the fault to the finding; None: nothing was found."""
+    injected: bool = True
+    """False: the run was ended before its time came."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +204,9 @@ def _only_losses(result: GateResult) -> bool:
 
 
 def _injected(injection: Injection) -> Block:
+    if not injection.injected:
+        early = f"{injection.fault}: the run ended before it was injected; give it more time"
+        return Prose(title="The fault that was to be injected", lines=[Cell(early, Tone.BAD)])
     if injection.after_s is None:
         lines: list[str | Cell] = [
             Cell(f"{injection.fault}: not found; {', '.join(injection.expected)} should have named it", Tone.BAD)
@@ -269,6 +274,7 @@ def _data(run: Run, reuse: Reuse) -> Json:
         if injection is None
         else {
             "fault": injection.fault,
+            "injected": injection.injected,
             "expected": list(injection.expected),
             "found": [_finding(finding) for finding in injection.found],
             "after_seconds": injection.after_s,

@@ -3,6 +3,7 @@
 It stands here because it needs tmux, which the tests outside this folder do without.
 """
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -71,16 +72,27 @@ def test_a_fault_is_found_behind_the_dashboard(folder: Path) -> None:
     command, environment = _demo(folder, "--inject", "foreign-disk-file")
     with terminal(command, columns=80, rows=70, environment=environment, folder=engine_env.ROOT) as window:
         window.shows("[1 Overview]", "usable hit")
-        judge = [sys.executable, "-m", "kvctl", "validate", "--pid", str(_engines(folder)[0])]
+        judge = [sys.executable, "-m", "kvctl", "validate", "--pid", str(_engines(folder)[0]), "-o", "json"]
 
         def seen() -> bool:
             done = subprocess.run(
                 judge, env=environment, cwd=engine_env.ROOT, capture_output=True, text=True, check=False
             )
-            return "KV206" in done.stdout
+            found = json.loads(done.stdout)["findings"] if done.stdout else []
+            return any(finding["code"] == "KV206" for finding in found)
 
         wait_for(seen, "the fault to be seen by another command")
         text = _report(window)
         assert "foreign-disk-file was found by gate contract" in text
         assert "KV206" in text
         assert "ended with 0" in text
+
+
+def test_who_leaves_before_the_fault_is_told_so(folder: Path) -> None:
+    """Nothing was injected and nothing was found: that is no success."""
+    command, environment = _demo(folder, "--inject", "foreign-disk-file")
+    with terminal(command, columns=80, rows=70, environment=environment, folder=engine_env.ROOT) as window:
+        window.shows("[1 Overview]", "usable hit")
+        text = _report(window)
+        assert "the run ended before it was injected" in text
+        assert "ended with 1" in text
