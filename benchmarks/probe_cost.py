@@ -13,16 +13,13 @@ Goals (at 10 ms a step, 64 decoding and one admission of 2k): always-on at most 
 scheduler's own CPU; joined at most 1 % on the critical path; at most 3 % while a reader waits for the whole table.
 """
 
-import argparse
 import gc
-import multiprocessing
 import os
-import statistics
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,18 +27,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from feed_cost import BLOCK_STEPS, MIXES, STEP_NS, WARM_BLOCKS, Arrivals, Mix, compared, means_of, turns
+from feed_cost import BLOCK_STEPS, WARM_BLOCKS, Arrivals, Mix, Times, Write, drive, table, turns
 
 from agent.engines.vllm.adapter import VllmAdapter
 from agent.model.snapshot import Level
 from agent.probe.lifecycle import Probe
-from tests.support.bare_engine import bare_core
+from tests.support.bare_engine import bare_core, made_up_results
 from tests.support.cache_core import group_specs
 from tests.support.models import write_model
-from tests.support.step_engine import SAMPLED, Setting, Shape, make_scheduler
+from tests.support.step_engine import Setting, Shape, make_scheduler
 
-KINDS = ("gemma3", "deepseek_v4")
-MODES = ("control", "always on", "content", "references", "bootstrap")
 PAGES = 65536
 
 clock = time.thread_time_ns
@@ -94,7 +89,6 @@ def switch(side: Side, *, on: bool) -> None:
 def run_step(side: Side, arrivals: Sequence[tuple[str, list[int]]]) -> None:
     """One step of the engine, timed: schedule, dispatch, process results that are made up."""
     from vllm import SamplingParams
-    from vllm.v1.outputs import ModelRunnerOutput
     from vllm.v1.request import Request
 
     scheduler, probe = side.core.scheduler, side.probe
@@ -108,31 +102,13 @@ def run_step(side: Side, arrivals: Sequence[tuple[str, list[int]]]) -> None:
     scheduled = clock()
     scheduler.get_grammar_bitmask(output)
     dispatched = clock()
-    names = list(output.num_scheduled_tokens)
-    sampled = [[] if scheduler.requests[name].is_prefill_chunk else [SAMPLED] for name in names]
-    results = ModelRunnerOutput(
-        req_ids=names,
-        req_id_to_index={name: index for index, name in enumerate(names)},
-        sampled_token_ids=sampled,
-        logprobs=None,
-        prompt_logprobs_dict={},
-        pooler_output=[],
-    )
+    results = made_up_results(scheduler, output)
     computed = clock()
     scheduler.update_from_output(output, results)
     if probe is not None:
         probe.between_steps(idle=False)
     side.critical[-1].append(scheduled - begin + clock() - computed)
     side.shadow[-1].append(dispatched - scheduled)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
-    """What one mode cost in nanoseconds of thread CPU: a list a block, in the order of :func:`turns`."""
-
-    mode: str
-    critical: list[list[int]]
-    shadow: list[list[int]]
 
 
 def serve(kind: str, mix: Mix, mode: str, pairs: int, pipe: Connection) -> None:
@@ -149,48 +125,13 @@ def serve(kind: str, mix: Mix, mode: str, pairs: int, pipe: Connection) -> None:
                 run_step(side, arrivals.of_step(step))
         if side.probe is not None:
             side.probe.stop()
-        pipe.send(Times(mode=mode, critical=side.critical[WARM_BLOCKS:], shadow=side.shadow[WARM_BLOCKS:]))
+        pipe.send(Times(mode=mode, critical=side.critical[WARM_BLOCKS:], shadow=side.shadow[WARM_BLOCKS:], totals={}))
 
 
-def report(kind: str, mix: Mix, modes: Sequence[Times], write: Callable[[str], object]) -> None:
-    """Write one markdown table."""
-    own = statistics.median(value for times in modes for value in means_of(times.critical, on=False))
-    write(f"\n### {kind}, {mix.name}\n")
-    write(f"scheduler's own CPU a step: {own / 1e3:.0f} us\n")
-    write("| mode | critical us | % of 10 ms | shadow us | % of 10 ms | all, % of the scheduler's CPU |")
-    write("|---|---|---|---|---|---|")
-    for times in modes:
-        critical, error = compared(times.critical)
-        shadow, shadow_error = compared(times.shadow)
-        whole = (critical + shadow) / own
-        write(
-            f"| {times.mode} | {critical / 1e3:.1f} ± {error / 1e3:.1f} | {critical / STEP_NS:.2%} "
-            f"| {shadow / 1e3:.1f} ± {shadow_error / 1e3:.1f} | {shadow / STEP_NS:.2%} | {whole:.1%} |"
-        )
-
-
-def main() -> None:
-    """Run everything."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--kinds", nargs="*", default=list(KINDS))
-    parser.add_argument("--modes", nargs="*", default=list(MODES))
-    parser.add_argument("--mixes", nargs="*", type=int, default=list(range(len(MIXES))))
-    options = parser.parse_args()
-    context = multiprocessing.get_context("spawn")
-    for kind in options.kinds:
-        for mix in (MIXES[number] for number in options.mixes):
-            steps = options.steps if mix.prompt < 10_000 else max(options.steps // 2, 400)
-            found = []
-            for mode in options.modes:
-                ours, theirs = context.Pipe()
-                worker = context.Process(target=serve, args=(kind, mix, mode, steps // BLOCK_STEPS // 2, theirs))
-                worker.start()
-                theirs.close()
-                found.append(ours.recv())
-                worker.join()
-            report(kind, mix, found, print)
+def report(kind: str, mix: Mix, modes: Sequence[Times], write: Write) -> None:
+    """Write one table."""
+    table(kind, mix, modes, "scheduler", write)
 
 
 if __name__ == "__main__":
-    main()
+    drive(serve, report, __doc__)

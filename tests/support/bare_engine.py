@@ -42,6 +42,21 @@ def bare_core(scheduler: Any, hash_block: int = BLOCK) -> Any:
     return core
 
 
+def made_up_results(scheduler: Any, output: Any) -> Any:
+    """Return what a model runner would: one token for each request of the batch whose prompt is computed."""
+    from vllm.v1.outputs import ModelRunnerOutput
+
+    names = list(output.num_scheduled_tokens)
+    return ModelRunnerOutput(
+        req_ids=names,
+        req_id_to_index={name: index for index, name in enumerate(names)},
+        sampled_token_ids=[[] if scheduler.requests[name].is_prefill_chunk else [SAMPLED] for name in names],
+        logprobs=None,
+        prompt_logprobs_dict={},
+        pooler_output=[],
+    )
+
+
 def distinct_keys(pages: PageColumns) -> int:
     """Return how many (group, key) a page table holds: what the engine's own map has entries for."""
     size = KEY_BYTES
@@ -102,23 +117,11 @@ class BareEngine:
 
     def step(self) -> None:
         """Schedule, dispatch, and process made-up results, as the engine core's own step does."""
-        from vllm.v1.outputs import ModelRunnerOutput
-
         scheduler = self.scheduler
         with self._turn:
             output = scheduler.schedule()
             scheduler.get_grammar_bitmask(output)
-            names = list(output.num_scheduled_tokens)
-            sampled = [[] if scheduler.requests[name].is_prefill_chunk else [SAMPLED] for name in names]
-            results = ModelRunnerOutput(
-                req_ids=names,
-                req_id_to_index={name: index for index, name in enumerate(names)},
-                sampled_token_ids=sampled,
-                logprobs=None,
-                prompt_logprobs_dict={},
-                pooler_output=[],
-            )
-            batches = scheduler.update_from_output(output, results)
+            batches = scheduler.update_from_output(output, made_up_results(scheduler, output))
             self.probe.between_steps(idle=False)
         for batch in batches.values():
             for one in batch.outputs:
