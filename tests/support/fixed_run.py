@@ -71,7 +71,7 @@ def sabotage(*, breaker: bool) -> None:
         setattr(guard.Guard, name, raising)
 
     spoil("call")
-    spoil("_quiet")
+    spoil("quiet")
 
 
 class Reader:
