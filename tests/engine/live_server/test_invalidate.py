@@ -15,20 +15,24 @@ from inspector.selection import select
 from inspector.selector import parse
 from tests.support.client_http import Completion
 from tests.support.messages import explains
+from tests.support.models import write_model
 from tests.support.prompts import prompt, sibling
 from tests.support.server import Result, Server, serve
 from tests.support.waiting import wait_for
 
 BLOCK = 32
 PAGES = 2048
-ARGUMENTS = ("--block-size", str(BLOCK), "--num-gpu-blocks-override", str(PAGES), "--max-model-len", "8192")
+LONGEST = 40_960
+"""Tokens of a request: one that is to run on must not end before slow commands beside it have."""
+ARGUMENTS = ("--block-size", str(BLOCK), "--num-gpu-blocks-override", str(PAGES), "--max-model-len", str(LONGEST))
 
 
 @pytest.fixture(scope="module")
-def server(model: Callable[..., Path]) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A Gemma-3-like server that may be changed."""
     environment = {"KVCTL_ALLOW_CHANGES": "1", "VLLM_SERVER_DEV_MODE": "1"}
-    with serve(model("gemma3"), *ARGUMENTS, environment=environment) as running:
+    model = write_model(tmp_path_factory.mktemp("model"), "gemma3", max_position_embeddings=LONGEST)
+    with serve(model, *ARGUMENTS, environment=environment) as running:
         yield running
 
 
@@ -173,7 +177,7 @@ def test_a_request_that_runs_on_does_not_bring_it_back(server: Server, tmp_path:
     ids = prompt("runs on", 200)
     answers: list[Completion] = []
     fields = {"request_id": "runs-on"}
-    worker = threading.Thread(target=lambda: answers.append(server.http.complete(ids, tokens=7900, **fields)))
+    worker = threading.Thread(target=lambda: answers.append(server.http.complete(ids, tokens=LONGEST - 300, **fields)))
     worker.start()
 
     def computed(least: int) -> bool:
