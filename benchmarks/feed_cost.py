@@ -190,11 +190,9 @@ def serve(kind: str, mix: Mix, mode: str, pairs: int, pipe: Connection) -> None:
     side, arrivals = make_side(kind, mode), Arrivals(mix, seed=1)
     gc.collect()
     gc.freeze()
-    step = 0
-    for on in [False] * WARM_BLOCKS + turns(pairs):
+    for block, on in enumerate([False] * WARM_BLOCKS + turns(pairs)):
         switch(side, on=on)
-        for _ in range(BLOCK_STEPS):
-            step += 1
+        for step in steps_of(block):
             run_step(side, step, arrivals.of_step(step), mix.decoding)
     found = Times(
         mode=mode,
@@ -220,6 +218,11 @@ def turns(pairs: int) -> list[bool]:
         first = rng.random() < 0.5
         order += [first, not first]
     return order
+
+
+def steps_of(block: int) -> range:
+    """Return the steps of a block; steps count from 1."""
+    return range(1 + block * BLOCK_STEPS, 1 + (block + 1) * BLOCK_STEPS)
 
 
 def means_of(blocks: Sequence[Sequence[int]], *, on: bool) -> list[float]:

@@ -27,7 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from feed_cost import BLOCK_STEPS, WARM_BLOCKS, Arrivals, Mix, Times, Write, drive, table, turns
+from feed_cost import WARM_BLOCKS, Arrivals, Mix, Times, Write, drive, steps_of, table, turns
 
 from agent.engines.vllm.adapter import VllmAdapter
 from agent.model.snapshot import Level
@@ -117,11 +117,9 @@ def serve(kind: str, mix: Mix, mode: str, pairs: int, pipe: Connection) -> None:
         side, arrivals = make_side(kind, mode, mix.decoding, Path(folder)), Arrivals(mix, seed=1)
         gc.collect()
         gc.freeze()
-        step = 0
-        for on in [False] * WARM_BLOCKS + turns(pairs):
+        for block, on in enumerate([False] * WARM_BLOCKS + turns(pairs)):
             switch(side, on=on)
-            for _ in range(BLOCK_STEPS):
-                step += 1
+            for step in steps_of(block):
                 run_step(side, arrivals.of_step(step))
         if side.probe is not None:
             side.probe.stop()

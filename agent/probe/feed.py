@@ -312,16 +312,8 @@ class Feed:
 
     def stale_pages(self, start: int, stop: int) -> list[int]:
         """Return the pages ``start .. stop`` that carry a key and belong to other weights, or build on such."""
-        if not self.stamps.weights:
-            return []
         self.stamps.fold()
-        before, stamps, tainted = self.stamps.weights[-1], self.stamps.page_stamps, self.fence.tainted
-        tokens = self._port.tokens(self._port.take(start, stop))
-        return [
-            page
-            for page, held in enumerate(tokens, start)
-            if held and (stamps[page] < before or tainted.get(page) == stamps[page])
-        ]
+        return self.fence.stale_pages(start, stop)
 
     def never_computed(self) -> frozenset[int]:
         """Return the stamps of registrations whose pages no scheduler output ever covered."""

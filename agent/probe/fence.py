@@ -154,13 +154,20 @@ class Fence:
             tokens and page_stamps[page] < old for page, tokens in zip(port.ids(table), port.tokens(table), strict=True)
         )
 
+    def stale_pages(self, start: int, stop: int) -> list[int]:
+        """Return the pages ``start .. stop`` that carry a key and belong to other weights, or build on bad ones."""
+        old, stamps, tainted = self._old, self._stamps.page_stamps, self.tainted
+        tokens = self._port.tokens(self._port.take(start, stop))
+        return [
+            page
+            for page, held in enumerate(tokens, start)
+            if held and (stamps[page] < old or tainted.get(page) == stamps[page])
+        ]
+
     def _look_for_old(self) -> None:
         """Look through some pages; once a whole round finds none of other weights, nothing has to be watched."""
         stop = min(self._cursor + LOOK_PAGES, self._port.pages)
-        tokens = self._port.tokens(self._port.take(self._cursor, stop))
-        marks = self._stamps.page_stamps[self._cursor : stop]
-        if any(held and mark < self._old for held, mark in zip(tokens, marks, strict=True)):
-            self._old_left = True
+        self._old_left = self._old_left or bool(self.stale_pages(self._cursor, stop))
         self._cursor = stop
         if stop == self._port.pages:
             self._forget()

@@ -80,32 +80,8 @@ class PoolPort(Protocol):
         """Return page ids."""
         ...
 
-    def stamp_calls(
-        self,
-        calls: Sequence[Registration],
-        mark: int,
-        stamps: Words,
-        late: bool,
-        special: Callable[[int, Registration], object],
-    ) -> tuple[list[Any], list[int]]:
-        """Give the pages of the first call the stamp ``mark + 1``, those of the next one ``mark + 2``, and so on.
-
-        The one loop over pages that runs with nobody reading, in one function because frames cost more than pages.
-
-        Args:
-            calls: Registrations, in their order.
-            mark: Stamp before the first.
-            stamps: A word a page.
-            late: Calls that cover only computed tokens are special, too.
-            special: Told of moves, and of calls that are special, in their place; nothing else is done with them.
-
-        Returns:
-            Pages of all calls that were not special, and how many of them each call has.
-        """
-        ...
-
     def stamp(self, pages: Iterable[Any], stamps: Words, mark: int) -> None:
-        """Set ``stamps[id] = mark`` for each page."""
+        """Set ``stamps[id] = mark`` for each page: the one loop over pages that runs with nobody reading."""
         ...
 
     def tokens(self, pages: Iterable[Any]) -> Words:

@@ -145,11 +145,23 @@ class Stamps:
             self._fold_runs(first, entries, fresh)
 
     def _fold_stamps(self, first: int, entries: list[Registration]) -> None:
-        port = self._port
         late = self._late is not None
-        pages, sizes = port.stamp_calls(entries, first, self.page_stamps, late, self._stamp_special)
+        store, stamps = self._port.stamp, self.page_stamps
+        pages: list[Any] = []
+        sizes: list[int] = []
+        for mark, entry in enumerate(entries, first + 1):
+            name, _, seen, mask, start, size, computed, _ = entry
+            if start + size <= computed and (late or name is None):
+                self._stamp_special(mark, entry)
+                sizes.append(0)
+                continue
+            if mask is not None:
+                seen = list(compress(seen, mask))
+            store(seen, stamps, mark)
+            pages += seen
+            sizes.append(len(seen))
         if pages and self.remember is not None:
-            self.remember(range(first + 1, first + 1 + len(sizes)), sizes, port.keys(pages))
+            self.remember(range(first + 1, first + 1 + len(sizes)), sizes, self._port.keys(pages))
 
     def _stamp_special(self, stamp: int, entry: Registration) -> None:
         """A move, or pages that were computed before."""

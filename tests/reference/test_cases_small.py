@@ -28,7 +28,7 @@ from agent.reference.keys import Chain, Identity
 from agent.session import Session
 from tests.support.bare_reference import open_own
 from tests.support.engine_env import short_folder
-from tests.support.reference import MODEL, Recorder, Truth, check_pages
+from tests.support.reference import MODEL, Recorder, Truth, check_pages, swap_out
 
 PROMPT = random.Random(9).choices(range(MODEL.vocabulary), k=100)
 WHOLE = 96
@@ -45,12 +45,7 @@ def fill(folder: Path, truth: Truth) -> set[str]:
     engine = engine_on(folder, truth)
     engine.submit("first", PROMPT, 4)
     engine.run()
-    for pool in engine.pages.evictable.values():
-        for page in list(pool):
-            engine.pages.evict(page)
-    while engine.transfers.pending:
-        engine.transfers.pump(100)
-        engine.collect()
+    swap_out(engine)
     engine.close()
     names = {path.name for path in folder.iterdir() if PageName.parse(path.name) is not None}
     assert len(names) > WHOLE // 16

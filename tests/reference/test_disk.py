@@ -14,7 +14,7 @@ from agent.reference.disk import Disk, PageName, UnusableFileError, decode, enco
 from agent.reference.engine import Engine
 from agent.reference.faults import Fault, Faults
 from agent.reference.lookup import TierStatus
-from tests.support.reference import MODEL, Recorder, Truth, check_pages
+from tests.support.reference import MODEL, Recorder, Truth, check_pages, swap_out
 
 KILLS = 200
 PAGES = 6
@@ -173,21 +173,11 @@ def _engine(folder: Path, truth: Truth, *, host: int = 0, model: ModelConfig = M
     return Engine(model, config, weights=truth.weights)
 
 
-def _swap_out(engine: Engine) -> None:
-    """Evict everything and wait for the copies to be acknowledged."""
-    for pool in engine.pages.evictable.values():
-        for page in list(pool):
-            engine.pages.evict(page)
-    while engine.transfers.pending:
-        engine.transfers.pump(100)
-        engine.collect()
-
-
 def _first(folder: Path, truth: Truth) -> None:
     engine = _engine(folder, truth)
     engine.submit("first", PROMPT, 4)
     engine.run()
-    _swap_out(engine)
+    swap_out(engine)
     engine.close()
 
 
@@ -213,7 +203,7 @@ def test_a_restart_in_the_middle_keeps_answers_right(tmp_path: Path) -> None:
     engine = _engine(tmp_path, truth, host=100)
     engine.submit("first", PROMPT, 4)
     engine.run()
-    _swap_out(engine)
+    swap_out(engine)
     recorder = Recorder(engine)
     engine.submit("second", [*PROMPT, 5], 8)
     for _ in range(6):
@@ -282,7 +272,7 @@ def test_other_weights_use_nothing_of_the_old_ones(tmp_path: Path) -> None:
     engine = _engine(tmp_path, Truth(), host=200)
     engine.submit("first", PROMPT, 4)
     engine.run()
-    _swap_out(engine)
+    swap_out(engine)
     engine.submit("loading", [*PROMPT, 5], 4)
     engine.step()
     engine.load_weights(2)
@@ -290,7 +280,7 @@ def test_other_weights_use_nothing_of_the_old_ones(tmp_path: Path) -> None:
     engine.submit("second", [*PROMPT, 6], 4)
     engine.run()
     assert recorder.worst(other) < 1e-9
-    _swap_out(engine)
+    swap_out(engine)
     engine.close()
     again = _engine(tmp_path, truth)
     recorder = Recorder(again)

@@ -5,10 +5,9 @@ It keeps what an engine would (keys, counts, a free list as a set) and tells the
 
 import random
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import compress, pairwise
-from operator import attrgetter
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from agent.probe.port import Events, Registration
@@ -60,7 +59,6 @@ class FakePool:
         self.all = [Page(number) for number in range(pages)]
         self.extra_keys: dict[int, list[bytes]] = {}
         self.requests_by_name: dict[str, FakeRequest] = {}
-        self.page_id: Callable[[Any], int] = attrgetter("number")
         self.refusal = refusal
         self.log: Callable[[Registration], object] | None = None
         self.events: Events | None = None
@@ -165,29 +163,6 @@ class FakePool:
     def ids(self, pages: Iterable[Any]) -> list[int]:
         """Return numbers."""
         return [page.number for page in pages]
-
-    def stamp_calls(
-        self,
-        calls: Sequence[Registration],
-        mark: int,
-        stamps: Words,
-        late: bool,
-        special: Callable[[int, Registration], object],
-    ) -> tuple[list[Any], list[int]]:
-        """Stamp the pages of some calls."""
-        pages: list[Any] = []
-        sizes: list[int] = []
-        for number, call in enumerate(calls, mark + 1):
-            name, _, seen, mask, start, size, computed, _ = call
-            if start + size <= computed and (late or name is None):
-                special(number, call)
-                sizes.append(0)
-                continue
-            wanted = list(seen if mask is None else compress(seen, mask))
-            self.stamp(wanted, stamps, number)
-            pages += wanted
-            sizes.append(len(wanted))
-        return pages, sizes
 
     def stamp(self, pages: Iterable[Any], stamps: Words, mark: int) -> None:
         """Stamp pages."""

@@ -186,3 +186,13 @@ def run_schedule(seed: int, truth: Truth, *, folder: str | None = None) -> Outco
         result.records["degraded"] += record.degraded
     engine.close()
     return result
+
+
+def swap_out(engine: Engine) -> None:
+    """Evict everything and wait for the copies to be acknowledged."""
+    for pool in engine.pages.evictable.values():
+        for page in list(pool):
+            engine.pages.evict(page)
+    while engine.transfers.pending:
+        engine.transfers.pump(100)
+        engine.collect()

@@ -17,6 +17,7 @@ from ...model.snapshot import Capability, EngineInfo, PoolInfo, Tier
 from ...model.states import PageId
 from ...probe.patches import Patches
 from ..base import RequestRow
+from ..version import agent_version
 from . import evidence, lookups
 from .pool import GROUP_BYTES, ReferencePool
 
@@ -86,7 +87,7 @@ class ReferenceAdapter:
             start_ticks=paths.start_ticks(os.getpid()) or 0,
             engine=self.engine,
             version="1",
-            agent_version=_agent_version(),
+            agent_version=agent_version(),
             model="+".join(core.model.layers),
             name=self._name,
             allow_changes=os.environ.get("KVCTL_ALLOW_CHANGES") == "1",
@@ -319,15 +320,6 @@ class _Hashing:
     def keys(self) -> list[bytes]:
         """Return the keys, one a hash unit."""
         return list(self._chain.keys)
-
-
-def _agent_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - costs time, needed once
-
-    try:
-        return version("kvctl")
-    except PackageNotFoundError:
-        return ""
 
 
 def _row(request: Any, specs: Sequence[Any] | None) -> RequestRow:

@@ -5,7 +5,7 @@ Uninstalling restores the instance exactly. Used by ``agent.probe`` on the engin
 """
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...probe.patches import Patches
@@ -113,29 +113,6 @@ class ReferencePool:
     def ids(self, pages: Iterable[Any]) -> list[int]:
         """Return page ids."""
         return list(pages)
-
-    def stamp_calls(
-        self,
-        calls: Sequence[Registration],
-        mark: int,
-        stamps: Words,
-        late: bool,
-        special: Callable[[int, Registration], object],
-    ) -> tuple[list[Any], list[int]]:
-        """Stamp the pages of some calls, which are one page each and never moves."""
-        pages: list[Any] = []
-        sizes: list[int] = []
-        for call in calls:
-            mark += 1
-            (page,), start, size, computed = call[2], *call[4:7]
-            if late and start + size <= computed:
-                special(mark, call)
-                sizes.append(0)
-                continue
-            stamps[page] = mark
-            pages.append(page)
-            sizes.append(1)
-        return pages, sizes
 
     def stamp(self, pages: Iterable[Any], stamps: Words, mark: int) -> None:
         """Stamp pages, which are their own numbers here."""

@@ -16,6 +16,7 @@ from ...model.groups import Geometry
 from ...model.snapshot import Capability, EngineInfo, PoolInfo, Tier
 from ...probe.patches import Patches
 from ..base import RequestRow
+from ..version import agent_version
 from . import capabilities, contract, evidence, hashing, invalidation, requests
 from .binds import Bound
 from .groups import geometry_of
@@ -101,7 +102,7 @@ class VllmAdapter:
             version=_version(),
             model=str(model.model),
             name=str(name or model.model),
-            agent_version=_agent_version(),
+            agent_version=agent_version(),
             data_parallel_rank=getattr(parallel, "data_parallel_index", getattr(parallel, "data_parallel_rank", 0))
             or 0,
             tensor_parallel_size=getattr(parallel, "tensor_parallel_size", 1),
@@ -134,9 +135,7 @@ class VllmAdapter:
     def install(self, probe: Any) -> None:
         """Put in the hooks that the capabilities allow."""
         self._probe = probe
-        managers = self.scheduler.kv_cache_manager.coordinator.single_type_managers
-        one_pool = all(getattr(manager, "block_pool", self._pool) is self._pool for manager in managers)
-        if self.off("binds") is None and self.off("decisions") is None and one_pool:
+        if self.off("binds") is None and self.off("decisions") is None:
             self.bound = Bound(self.scheduler.kv_cache_manager, self._stamps_of_bind)
         install_step_hooks(self, probe, self._patches, served=self._served)
         if self.off("safe_point") is None:
@@ -287,10 +286,9 @@ class VllmAdapter:
         Raises:
             UnsupportedError: The feed is off.
         """
-        feed = None if self._probe is None else self._probe.feed
-        if feed is None:
+        if not self.has_feed:
             raise UnsupportedError("pages have no generation here", why="the feed is off")
-        return [int(feed.stamp_of(page)) for page in pages]
+        return list(map(self.stamp_of, pages))
 
     def evict(
         self, keys: Iterable[tuple[int, bytes]], *, quarantine: bool, groups: Collection[int] | None = None
@@ -349,15 +347,6 @@ def _version() -> str:
     import vllm  # noqa: PLC0415 - vLLM is imported inside functions only
 
     return str(getattr(vllm, "__version__", ""))
-
-
-def _agent_version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415 - costs time, needed once
-
-    try:
-        return version("kvctl")
-    except PackageNotFoundError:
-        return ""
 
 
 def _device(config: Any) -> str:

@@ -135,7 +135,15 @@ def look(engine: Any, *, served: bool) -> dict[str, str | None]:
         reasons[name] = _worker_fault(engine, method)
     reasons["weights_digest"] = reasons["weights_digest"] or fault(engine, Need("model_executor.is_sleeping"))
     reasons["hash_tokens"] = hashing.fault(engine)
+    reasons["binds"] = reasons["binds"] or _pools_fault(engine.scheduler.kv_cache_manager)
     return reasons
+
+
+def _pools_fault(manager: Any) -> str | None:
+    """Say that pages of groups have several numberings; None where one pool serves all."""
+    pool = manager.block_pool
+    shared = all(getattr(one, "block_pool", pool) is pool for one in manager.coordinator.single_type_managers)
+    return None if shared else "groups of this engine have pools of their own"
 
 
 WORKER_METHODS: Final = {

@@ -235,37 +235,8 @@ class VllmPool:
         """Return block ids."""
         return [page.block_id for page in pages]
 
-    def stamp_calls(
-        self,
-        calls: Sequence[Registration],
-        mark: int,
-        stamps: Words,
-        late: bool,
-        special: Callable[[int, Registration], object],
-    ) -> tuple[list[Any], list[int]]:
-        """Stamp the pages of some calls.
-
-        A plain attribute in a plain loop is what the interpreter specialises on: 28 ns a page.
-        """
-        pages: list[Any] = []
-        sizes: list[int] = []
-        for call in calls:
-            mark += 1
-            name, _, seen, mask, start, size, computed, _ = call
-            if start + size <= computed and (late or name is None):
-                special(mark, call)
-                sizes.append(0)
-                continue
-            if mask is not None:
-                seen = list(compress(seen, mask))
-            for page in seen:
-                stamps[page.block_id] = mark
-            pages += seen
-            sizes.append(len(seen))
-        return pages, sizes
-
     def stamp(self, pages: Iterable[Any], stamps: Words, mark: int) -> None:
-        """Stamp pages."""
+        """Stamp pages; a plain attribute in a plain loop is what the interpreter specialises on: 28 ns a page."""
         for page in pages:
             stamps[page.block_id] = mark
 
@@ -347,9 +318,12 @@ def _partial_hook(
     """Log a partial registration; most calls of a decoding request repeat one and change nothing."""
 
     def note(request: Any, block: Any, num_tokens: int, block_size: int) -> None:
-        start = (num_tokens - 1) // block_size * block_size
-        computed, status = request.num_computed_tokens, request.status
-        log((request.request_id, request, (block,), None, start, num_tokens - start, computed, status))
+        try:
+            start = (num_tokens - 1) // block_size * block_size
+            computed, status = request.num_computed_tokens, request.status
+            log((request.request_id, request, (block,), None, start, num_tokens - start, computed, status))
+        except SLOT_ERRORS as error:
+            failed("cache_partial_block", error)
 
     if tuple(inspect.signature(original).parameters) != PARTIAL_PARAMETERS:
 
@@ -359,10 +333,7 @@ def _partial_hook(
             before = block._block_hash
             result = original(request, block, num_tokens, kv_cache_group_id, block_size, *rest, **more)
             if block._block_hash is not before:
-                try:
-                    note(request, block, num_tokens, block_size)
-                except SLOT_ERRORS as error:
-                    failed("cache_partial_block", error)
+                note(request, block, num_tokens, block_size)
             return result
 
         return cache_partial_block_of_another_version
@@ -378,10 +349,7 @@ def _partial_hook(
         before = block._block_hash
         result = original(request, block, num_tokens, kv_cache_group_id, block_size, replace_existing_hashes)
         if block._block_hash is not before:
-            try:
-                note(request, block, num_tokens, block_size)
-            except SLOT_ERRORS as error:
-                failed("cache_partial_block", error)
+            note(request, block, num_tokens, block_size)
         return result
 
     return cache_partial_block

@@ -18,7 +18,8 @@ from agent.gates.workers import worker_tensors
 from agent.model.decision import Decision, Reason
 from agent.model.evidence import Evidence
 from agent.model.finding import Finding, GateName, GateResult
-from inspector.invalidation import apply_plan, make_plan
+from agent.session import Session
+from inspector.invalidation import Plan, apply_plan, make_plan
 from inspector.selection import select
 from inspector.selector import parse
 from tests.engine.live.engines import Engine, engine_in_process
@@ -102,6 +103,13 @@ def cached(engine: Engine) -> set[int]:
     return {block.block_id for block in blocks if block.block_hash is not None}
 
 
+def stale_plan(session: Session) -> Plan:
+    """Return what ``kvctl invalidate stale`` would take."""
+    session.poll()
+    snapshot = session.snapshot()
+    return make_plan(session, snapshot, select(snapshot, parse("stale")), deadline_s=30.0)
+
+
 def test_case_10_weights_are_loaded_again(model: Callable[..., Path]) -> None:
     """The engine keeps its cache over a reload: KV201 counts all pages from before, and `stale` takes exactly these."""
     old, new = prompt("old", 200), prompt("new", 100)
@@ -116,9 +124,7 @@ def test_case_10_weights_are_loaded_again(model: Callable[..., Path]) -> None:
         assert found.keys() == {"KV201"}
         assert (found["KV201"].values["cause"], found["KV201"].values["count"]) == ("reload", len(before))
         assert set(found["KV201"].pages) == before
-        session.poll()
-        snapshot = session.snapshot()
-        plan = make_plan(session, snapshot, select(snapshot, parse("stale")), deadline_s=30.0)
+        plan = stale_plan(session)
         assert set(plan.pages) == before
         kept = cached(engine) - before
         apply_plan(session, plan, quarantine=True, deadline_s=30.0)
@@ -147,9 +153,7 @@ def test_case_24_what_goes_on_from_old_weights_is_bad_too(model: Callable[..., P
         assert set(found["KV201"].pages) == before
         assert set(found["KV119"].pages) == on_top
         assert len(on_top) == 3 + 4, "what old1 and running registered after the change"
-        session.poll()
-        snapshot = session.snapshot()
-        plan = make_plan(session, snapshot, select(snapshot, parse("stale")), deadline_s=30.0)
+        plan = stale_plan(session)
         assert set(plan.pages) == before | on_top
         apply_plan(session, plan, quarantine=True, deadline_s=30.0)
         assert validated(session) == {}

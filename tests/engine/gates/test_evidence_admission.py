@@ -10,7 +10,7 @@ from agent.gates.redlines import MAX_RETURNS
 from agent.gates.runner import run
 from agent.model.evidence import Admission
 from agent.model.finding import Finding
-from agent.model.snapshot import Level, Snapshot
+from agent.model.snapshot import Snapshot
 from agent.session import Session
 from exporters.readings import of_snapshot
 from tests.engine.live.engines import BLOCK, Engine, engine_in_process
@@ -28,14 +28,6 @@ def engine(model: Callable[..., Path]) -> Iterator[Engine]:
     """A Gemma-3-like engine whose pool holds one request of the largest length and no page more."""
     with engine_in_process(model("gemma3", seed=1), pages=PAGES, max_model_len=LONGEST) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def session(engine: Engine) -> Iterator[Session]:
-    """A session that follows the references."""
-    with engine.session() as opened:
-        opened.follow(Level.REFERENCES, deadline_s=60.0)
-        yield opened
 
 
 def look(session: Session) -> tuple[Snapshot, Admission, dict[str, Finding]]:

@@ -11,7 +11,6 @@ import pytest
 from agent.engines.vllm.binds import Bound
 from agent.gates.runner import run
 from agent.model.finding import Finding
-from agent.model.snapshot import Level
 from agent.session import Session
 from exporters.readings import of_counters
 from tests.engine.live.engines import BLOCK, Engine, engine_in_process
@@ -27,14 +26,6 @@ def engine(model: Callable[..., Path]) -> Iterator[Engine]:
     """A Gemma-3-like engine with a small pool."""
     with engine_in_process(model("gemma3", seed=1), pages=96) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def session(engine: Engine) -> Iterator[Session]:
-    """A session that follows the references."""
-    with engine.session() as opened:
-        opened.follow(Level.REFERENCES, deadline_s=60.0)
-        yield opened
 
 
 def look(session: Session) -> tuple[dict[str, int], dict[str, Finding]]:

@@ -12,7 +12,6 @@ from agent.gates.runner import run
 from agent.gates.selftest import selftest
 from agent.model.evidence import Evidence
 from agent.model.finding import Finding
-from agent.model.snapshot import Level
 from agent.model.states import State
 from agent.session import Session
 from tests.engine.live.engines import BLOCK, Engine, engine_in_process
@@ -34,14 +33,6 @@ def engine(model: Callable[..., Path]) -> Iterator[Engine]:
         model("gemma3", seed=1), pages=128, kv_transfer_config=KVTransferConfig(**fields)
     ) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def session(engine: Engine) -> Iterator[Session]:
-    """A session that follows the references."""
-    with engine.session() as opened:
-        opened.follow(Level.REFERENCES, deadline_s=60.0)
-        yield opened
 
 
 def look(session: Session) -> tuple[Evidence, dict[str, int], dict[str, Finding], dict[str, str]]:

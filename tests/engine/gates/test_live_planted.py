@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from agent.model.snapshot import Level
 from agent.session import Session
 from tests.engine.live.engines import BLOCK, Engine, engine_in_process
 from tests.support.prompts import prompt
@@ -25,14 +24,6 @@ def engine(model: Callable[..., Path]) -> Iterator[Engine]:
             running.add(name, prompt(name, 200), tokens=400)
         running.step(4)
         yield running
-
-
-@pytest.fixture(scope="module")
-def session(engine: Engine) -> Iterator[Session]:
-    """A session that follows the references."""
-    with engine.session() as opened:
-        opened.follow(Level.REFERENCES, deadline_s=60.0)
-        yield opened
 
 
 def manager_of(engine: Engine) -> Any:
