@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.support import compat, engine_env
+from tests.support import calm, compat, engine_env
 from tests.support.client_http import HttpClient
 from tests.support.waiting import wait_for
 
@@ -175,7 +175,8 @@ def serve(
         weights: The folder has weights; otherwise they are made up.
         caching: Prefix caching, said explicitly: vLLM's default differs from model to model.
         environment: Further environment variables.
-        plugins: Further vLLM plugins, name to (file, function); what DeepSeek-V4 needs on CPU is always there.
+        plugins: Further vLLM plugins, name to (file, function); what DeepSeek-V4 needs on CPU and calm
+            waiting are always there.
         runtime: Runtime folder to share with another server; a private one by default.
         wrap: A command to put before ``vllm`` (``kvctl run --``).
     """
@@ -184,7 +185,9 @@ def serve(
         folder.mkdir(mode=0o700, exist_ok=True)
         site = own / "site"
         site.mkdir()
-        engine_env.write_plugin(site, "kvctl_test_compat", Path(compat.__file__), "install")
+        for module in (calm, compat):
+            name = f"kvctl_test_{module.__name__.rpartition('.')[2]}"
+            engine_env.write_plugin(site, name, Path(str(module.__file__)), "install")
         for name, (source, function) in (plugins or {}).items():
             engine_env.write_plugin(site, name, source, function)
         port = free_port()
