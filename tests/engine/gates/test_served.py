@@ -1,7 +1,6 @@
 """``kvctl validate`` on ``vllm serve``: clean again and again under load, abstains in words, passes its self-test."""
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,10 @@ from tests.support.server_load import ARGUMENTS, ENVIRONMENT, Conditions, fullne
 from tests.support.validating import validate
 from tests.support.waiting import wait_for
 
-CHECKS = 1_000 if os.environ.get("KVCTL_NIGHTLY") == "1" else 400
+CHECKS = 1_000
 """Checks of a pool that is more than 95 % full."""
+MOST = 8 * CHECKS
+"""Checks after which a load that still has not done what it must will not."""
 COMMANDS = 5
 """Checks of them that are a ``kvctl validate`` of its own, spread over the run."""
 FULL = 0.95
@@ -60,6 +61,12 @@ def wait_for_full(session: Session) -> None:
     wait_for(lambda: fullness(check(session, None)[0]) > FULL, "the load to fill the pool")
 
 
+def enough(done: Mapping[str, float]) -> bool:
+    """Whether a load has evicted, preempted and aborted as much as it must."""
+    least = {"evictions_per_second": EVICTIONS_PER_SECOND, "preemptions": PREEMPTIONS, "aborts": ABORTS}
+    return all(done[name] > number for name, number in least.items())
+
+
 def test_clean_under_load(server: Server, record_testsuite_property: Callable[[str, object], None]) -> None:
     """Nothing is found in hundreds of checks of a full pool with evictions, preemptions and aborts all the time."""
     with load(server), server.session() as session:
@@ -69,23 +76,21 @@ def test_clean_under_load(server: Server, record_testsuite_property: Callable[[s
         previous = None
         checks = full = compared = commands = 0
         fills = []
-        while full < CHECKS:
+        while full < CHECKS or not enough(conditions.so_far()):
             previous, looked = check(session, previous)
             fills.append(fullness(previous))
             checks += 1
             full += fills[-1] > FULL
             compared += looked
-            if full * COMMANDS >= (commands + 1) * CHECKS:
+            if commands < COMMANDS and full * COMMANDS >= (commands + 1) * CHECKS:
                 ran = server.kvctl("validate", "-o", "json")
                 assert (ran.code, ran.json["findings"]) == (0, []), ran.stdout + ran.stderr
                 commands += 1
-            assert checks < 2 * CHECKS, f"the pool was full in {full} of {checks} checks only"
+            assert checks < MOST, f"the pool was full in {full} of {checks} checks: {conditions.so_far()}"
         found = conditions.so_far()
     found |= {"checks": checks, "full": full, "least_fill": min(fills), "compared": compared, "commands": commands}
     record_testsuite_property("clean under load", found)
-    assert found["evictions_per_second"] > EVICTIONS_PER_SECOND, found
-    assert found["preemptions"] > PREEMPTIONS, found
-    assert found["aborts"] > ABORTS, found
+    assert full > FULL * checks, found
     assert commands == COMMANDS
     assert compared > CHECKS, found
 
