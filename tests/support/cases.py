@@ -100,7 +100,7 @@ def case_6() -> Snapshot:
     for end in range(4, PROMPT + 1, 4):
         pool.evict(chain, 3, end)
     decided = pool.look_up(chain, EXTENDED)
-    pool.decisions = [replace(decided, id=at) for at in range(1, 1_001)]
+    pool.decisions = [replace(decided, id=at, chain=decided.chain if at == 1_000 else None) for at in range(1, 1_001)]
     return pool.build()
 
 
