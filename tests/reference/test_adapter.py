@@ -73,7 +73,7 @@ def _follow(session: Session, count: int) -> list[Decision]:
         found.extend(session.poll())
         return len(found) >= count
 
-    wait_for(enough, f"{count} decisions")
+    wait_for(enough, f"{count} decisions", deadline_s=float(count))
     return found
 
 
