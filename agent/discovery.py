@@ -156,4 +156,6 @@ def _why_none(path: Path) -> str:
         found = path.exists()
     except PermissionError:
         return "its folder is closed to you"
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
     return "its name is not one that kvctl gives" if found else "there is no such socket"

@@ -140,7 +140,9 @@ def pins_folder() -> Path:
 def pin_path(name: str) -> Path:
     """Return the file of the pin for an engine's name; names are free text, file names are not."""
     plain = "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name).strip(".")
-    return pins_folder() / f"{plain[:100] or 'engine'}.json"
+    # A file name has room for 255 bytes, not letters.
+    short = plain[:100].encode()[:200].decode(errors="ignore")
+    return pins_folder() / f"{short or 'engine'}.json"
 
 
 def save(found: Fingerprint, path: Path) -> None:

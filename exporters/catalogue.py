@@ -193,6 +193,25 @@ METRICS: Final[tuple[Metric, ...]] = (
         "group",
         unit=_PAGE,
     ),
+    _counter(
+        "prefetch",
+        "Loads from other tiers that requests waited for, by how they ended. Reference engine only: vLLM keeps no such "
+        "count.",
+        "result",
+        unit="{load}",
+    ),
+    Metric(
+        name="prefetch_wait_seconds",
+        kind=Kind.HISTOGRAM,
+        help="Time that requests waited for a load from another tier, whatever came of it. Reference engine only.",
+        unit="s",
+    ),
+    _counter(
+        "invalidated_pages",
+        "Pages that were taken out of the cache on purpose, by the kind of selector that named them.",
+        "selector",
+        unit=_PAGE,
+    ),
     _counter("gate_checks", "Runs of a gate by verdict.", "gate", "result", start_at="exporter"),
     _gauge(
         "findings", "Findings of the latest run of the gates; absent for codes that could not be looked at.", "code"

@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from agent.columns import of_older_weights
 from agent.model.evidence import Weights
 from agent.model.finding import GateResult
 from agent.model.snapshot import PageColumns, Snapshot
@@ -38,44 +39,50 @@ SOURCES: Final[Mapping[str, str]] = {
     "toctou_conflicts": "toctou_conflicts",
     "probe_overhead_seconds": "probe_overhead_seconds",
     "probe_breaker_open": "probe_breaker_open",
+    "invalidated_pages": "invalidated_pages",
+    "prefetch": "prefetch",
 }
 """Counters of the probe and of its ledger, and the metric that each of them fills."""
 
-_DURATION: Final = "decision_duration_seconds"
+_HISTOGRAMS: Final = ("decision_duration_seconds", "prefetch_wait_seconds")
+"""Histograms that the probe keeps, as cumulative buckets and their sum."""
 
 
 def of_counters(counters: Mapping[str, float]) -> list[Sample]:
     """Return the samples that the probe's counters make; a key with other labels than its metric makes none."""
     samples = []
-    buckets: dict[float, float] = {}
+    buckets: dict[str, dict[float, float]] = {}
     for key, value in counters.items():
         parsed = parse_key(key)
         if parsed is None:
             continue
         name, labels = parsed
-        if name == f"{_DURATION}_bucket" and "le" in labels:
-            buckets[float(labels["le"])] = value
+        histogram = name.removesuffix("_bucket")
+        if histogram in _HISTOGRAMS and histogram != name and "le" in labels:
+            buckets.setdefault(histogram, {})[float(labels["le"])] = value
             continue
         metric = CATALOGUE.get(SOURCES.get(name, ""))
         if metric is not None and set(labels) == set(metric.labels):
             samples.append(Sample(metric=metric, labels=_values(metric, labels), value=value))
-    if float("inf") in buckets:
-        samples.append(_histogram(buckets, counters.get(f"{_DURATION}_sum", 0.0)))
-    return samples
+    return samples + [
+        _histogram(name, found, counters.get(f"{name}_sum", 0.0))
+        for name, found in buckets.items()
+        if float("inf") in found
+    ]
 
 
 def _values(metric: Metric, labels: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(clean_label(labels[name]) for name in metric.labels)
 
 
-def _histogram(cumulative: Mapping[float, float], total: float) -> Sample:
+def _histogram(name: str, cumulative: Mapping[float, float], total: float) -> Sample:
     bounds = sorted(cumulative)
     counts, before = [], 0
     for bound in bounds:
         counts.append(max(0, int(cumulative[bound]) - before))
         before = int(cumulative[bound])
     value = Distribution(bounds=tuple(bounds[:-1]), counts=tuple(counts), sum=total)
-    return Sample(metric=CATALOGUE[_DURATION], value=value)
+    return Sample(metric=CATALOGUE[name], value=value)
 
 
 def of_snapshot(snapshot: Snapshot) -> list[Sample]:
@@ -137,9 +144,7 @@ def _stale(
     never = np.fromiter(pages.never_computed, np.uint64, len(pages.never_computed))
     found: np.typing.NDArray[np.bool_] = np.isin(stamp, never)
     found[[page for page in pages.tainted if page < pages.count]] = True
-    if weights is not None and weights.changes:
-        found |= stamp < np.uint64(weights.changes[-1])
-    return found
+    return found | of_older_weights(pages, weights)
 
 
 class GateTotals:

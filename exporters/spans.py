@@ -156,7 +156,8 @@ def _record(tracer: Tracer, geometry: Geometry, decision: Decision) -> None:
 
 
 def _headers(decision: Decision) -> Mapping[str, str]:
-    return {name.lower(): value for name, value in decision.trace}
+    # All of them are ASCII by their standards; what a client made up instead, a propagator may fail on.
+    return {name.lower(): value for name, value in decision.trace if value.isascii()}
 
 
 def attributes_of(geometry: Geometry, decision: Decision) -> Attributes:

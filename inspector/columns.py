@@ -4,7 +4,6 @@ Invariant: arrays are read-only views of a snapshot's columns; row i is page i. 
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,9 +11,6 @@ from numpy.typing import NDArray
 from agent import columns as raw
 from agent.feedformat import STEP_SHIFT
 from agent.model.snapshot import PageColumns, Snapshot
-
-if TYPE_CHECKING:
-    from agent.model.evidence import Weights
 
 U64 = NDArray[np.uint64]
 I64 = NDArray[np.int64]
@@ -79,7 +75,5 @@ def stale(snapshot: Snapshot, columns: Columns) -> Mask:
         result |= np.isin(columns.stamp, np.fromiter(pages.never_computed, np.uint64, len(pages.never_computed)))
     if pages.tainted:
         result[[page for page in pages.tainted if page < columns.count]] = True
-    weights: Weights | None = None if snapshot.evidence is None else snapshot.evidence.weights
-    if weights is not None and weights.changes:
-        result |= columns.stamp < np.uint64(weights.changes[-1])
+    result |= raw.of_older_weights(pages, None if snapshot.evidence is None else snapshot.evidence.weights)
     return result & columns.cached

@@ -172,7 +172,7 @@ REASONS: dict[Reason, Explanation] = {
 OUTCOMES: dict[Outcome, str] = {
     Outcome.REUSE: "all that could be reused was",
     Outcome.PARTIAL: "some state was missing: a shorter prefix was reused",
-    Outcome.PREFETCHING: "another tier is still moving the prefix",
+    Outcome.PREFETCHING: "the request waited for another tier, which brought a part of the prefix",
     Outcome.RECOMPUTE: "nothing was reused: the whole prompt was computed",
     Outcome.UNKNOWN: "kvctl could not tell",
 }

@@ -13,7 +13,7 @@ from agent.model.decision import Decision, Outcome, Phase, Reason
 from agent.model.groups import Geometry
 from agent.model.states import State
 
-from .format import clean
+from .format import ELLIPSIS, clean
 from .views.common import group_name
 
 _CLOSED: dict[str, type[StrEnum]] = {"outcome": Outcome, "reason": Reason, "phase": Phase, "state": State}
@@ -30,6 +30,8 @@ class Condition:
 
     def fits(self, geometry: Geometry, item: Decision) -> bool:
         """Return whether a decision fulfils it."""
+        if self.key == "request":
+            return any(is_request(value, item) for value in self.values) is self.equal
         return any(found in self.values for found in _READ[self.key](geometry, item)) is self.equal
 
 
@@ -60,8 +62,17 @@ _READ: dict[str, Callable[[Geometry, Decision], list[str]]] = {
     "phase": lambda _, item: [item.phase.value],
     "state": lambda _, item: [] if item.limiting_state is None else [item.limiting_state.value],
     "group": _groups,
-    "request": lambda _, item: [item.request, clean(item.request)],
 }
+
+
+def is_request(name: str, item: Decision) -> bool:
+    """Return whether a decision is of the request that is called so: whole, or as a table cut it (``…``)."""
+    plain = clean(item.request)
+    if name in {item.request, plain}:
+        return True
+    start, sign, end = name.partition(ELLIPSIS)
+    fits = len(start) + len(end) < len(plain) and bool(start)
+    return bool(sign) and fits and plain.startswith(start) and plain.endswith(end)
 
 
 def parse(texts: Sequence[str]) -> Filter:

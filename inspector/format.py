@@ -10,6 +10,9 @@ from datetime import UTC, datetime
 UNKNOWN = "unknown"
 """What a table shows for a value that was not read."""
 
+ELLIPSIS = "…"
+"""Stands for what was cut out of a text."""
+
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _YEAR_9999_NS = 253_370_764_800 * 1_000_000_000
 _FORBIDDEN = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
@@ -45,7 +48,7 @@ def cut(text: str, cells: int) -> str:
     for at, char in enumerate(text):
         step = width_of(char)
         if taken + step > cells - 1:
-            return text[:at] + "…"
+            return text[:at] + ELLIPSIS
         taken += step
     return text
 

@@ -166,6 +166,7 @@ def _apply(
         "epoch": plan.epoch,
         "entries": [dict(entry) for entry in entries],
         "groups": None if plan.groups is None else list(plan.groups),
+        "selector": plan.selector.partition(":")[0],
     }
     return caller.call("invalidate_apply", plan=sent, quarantine=quarantine, deadline_s=deadline_s)
 

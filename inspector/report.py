@@ -46,6 +46,8 @@ class Column:
     """Shown only with ``-o wide``."""
     elastic: bool = False
     """May be cut when the terminal is narrow (free text); at least one column of a wide table should be."""
+    wrap: bool = False
+    """Words go on in the next line instead of being cut; for the last column of a table."""
     identity: bool = False
     """An id: where it is cut, its end stays."""
     least: int = 0

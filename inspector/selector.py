@@ -33,6 +33,17 @@ ONE_PREFIX = (SelectorKind.HASH, SelectorKind.REQUEST, SelectorKind.PAGE)
 """Kinds that name a single prefix in a page table."""
 
 
+_FIND = {
+    "hash": ("prefix", "kvctl inspect prefixes lists them"),
+    "request": ("request", "kvctl inspect requests lists them"),
+    "tokens": ("file", "write a JSON list of token ids to a file, then tokens:FILE; tokens:- reads it from stdin"),
+    "page": ("page", "kvctl inspect pages lists them"),
+    "group": ("group", "kvctl inspect groups lists them"),
+    "state": ("state", "kvctl inspect states lists them"),
+}
+"""What a kind without a value lacks, and where to find one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Selector:
     """One selector."""
@@ -61,6 +72,9 @@ def parse(text: str) -> Selector:
     name, colon, value = text.partition(":")
     if name in {SelectorKind.STALE, SelectorKind.ALL} and not colon:
         return Selector(SelectorKind(name))
+    if name in _FIND and not value:
+        what, find = _FIND[name]
+        raise UsageError(f"{name}: names no {what}", next_step=find)
     if name not in set(SelectorKind) or not value or name in {SelectorKind.STALE, SelectorKind.ALL}:
         raise UsageError(
             f"{clean(text)[:60]!r} is no selector",

@@ -93,10 +93,15 @@ def _table(table: Table, style: Style) -> Iterator[str]:
         header = [_pad(column.header, column, width) for column, width in zip(columns, widths, strict=True)]
         yield _paint(_GAP.join(header).rstrip(), Tone.DIM, style)
     for row, texts in zip(table.rows, cells, strict=True):
-        parts = []
+        parts, rest = [], []
         for at, column, text, width in zip(shown, columns, texts, widths, strict=True):
-            parts.append(_paint(_pad(_fit(text, column, width), column, width), _tone(row[at]), style))
+            fitting = text
+            if column.wrap and width_of(text) > width:
+                fitting, *rest = textwrap.wrap(text, width, break_on_hyphens=False)
+            parts.append(_paint(_pad(_fit(fitting, column, width), column, width), _tone(row[at]), style))
         yield _GAP.join(parts)
+        indent = " " * (sum(widths[:-1]) + len(_GAP) * (len(widths) - 1))
+        yield from (indent + _paint(cut(piece, widths[-1]), _tone(row[shown[-1]]), style) for piece in rest)
 
 
 class LineTable:

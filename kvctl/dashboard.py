@@ -7,6 +7,8 @@ with its exit code. Called by ``kvctl top`` and ``kvctl demo``.
 import sys
 from typing import TYPE_CHECKING
 
+import typer
+
 from agent.errors import UsageError
 
 from .output import Format, Output
@@ -32,23 +34,28 @@ def require_terminal(next_step: str) -> None:
         )
 
 
-def show(link: "Link", *, interval_s: float, timeout_s: float) -> None:
-    """Connect and show the dashboard until it is left.
+def show(link: "Link", *, interval_s: float, timeout_s: float, target: str = "") -> None:
+    """Connect and show the dashboard until it is left; SIGTERM leaves it, too, and ends the command.
 
     Args:
         link: What to show.
         interval_s: Seconds between two readings.
         timeout_s: For the page table and for each call.
+        target: Options of this call that choose what is shown.
     """
-    from inspector.tui.app import Dashboard  # noqa: PLC0415 - textual is loaded where a screen is shown
+    from inspector.tui.app import TERMINATED, Dashboard  # noqa: PLC0415 - textual is loaded where a screen is shown
 
     from . import __version__  # noqa: PLC0415 - as above
 
     link.connect()
-    Dashboard(
+    dashboard = Dashboard(
         link,
         to_json=Output(format=Format.JSON).text,
         interval_s=interval_s,
         timeout_s=timeout_s,
         version=__version__,
-    ).run()
+        target=target,
+    )
+    dashboard.run()
+    if dashboard.return_code == TERMINATED:
+        raise typer.Exit(TERMINATED)

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from agent.errors import AgentError, DeadlineError, UnsupportedError
+from agent.errors import AgentError, DeadlineError, TargetError, UnsupportedError
 
 START_S = 60.0
 """Importing torch takes seconds on a cold disk."""
@@ -105,23 +105,35 @@ class DemoEngine:
         return self.process.pid
 
     def inject(self, fault: str) -> None:
-        """Have the engine act a fault out before its next step."""
-        if self.process.stdin is not None:
+        """Have the engine act a fault out before its next step.
+
+        Raises:
+            TargetError: It has ended.
+        """
+        if self.process.stdin is None:
+            return
+        try:
             self.process.stdin.write(fault + "\n")
             self.process.stdin.flush()
+        except BrokenPipeError as error:
+            raise TargetError("the reference engine has ended", why=self.last_words()) from error
 
     def last_words(self) -> str:
         """Return the last lines of its standard error."""
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
         return " / ".join(line.strip() for line in lines[-_KEPT_LINES:] if line.strip())[-500:]
 
+    def end(self) -> None:
+        """Tell the engine to end, and do not wait for it."""
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._process.stdin.close()
+
     def close(self) -> None:
         """End the engine and remove its folder."""
+        self.end()
         process, self._process = self._process, None
         if process is not None:
-            if process.stdin is not None:
-                with suppress(BrokenPipeError):
-                    process.stdin.close()
             try:
                 process.wait(STOP_S)
             except subprocess.TimeoutExpired:

@@ -1,25 +1,27 @@
 """One run of the demo: follows the decisions, breaks what is to be broken, runs the gates, tells what was seen.
 
 Invariant: one session, used by one thread at a time: by the caller, or by a thread of its own while the dashboard has
-the screen. Called by the demo command only.
+the screen, which is not waited for when that is left. A lost engine ends the run, not the report. Called by the demo
+command only.
 """
 
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from agent.collect import MAX_LOOKUPS, collect
+from agent.errors import KvctlError
 from agent.gates.runner import run as run_gates
 from agent.model.finding import Finding, GateResult
 from agent.model.snapshot import Level, Snapshot
 from agent.session import open_target
 from inspector.report import Report
 from inspector.tui.link import EngineLink
-from inspector.views.demo import Injection, Run
+from inspector.views.demo import Injection, Looked, Run
 from inspector.views.demo import demo as view
 
 from .dashboard import show
@@ -37,6 +39,10 @@ _FILL_S = 10.0
 """Time for the cache to fill before something is broken under the dashboard."""
 _INTERVAL_S = 1.0
 _TIMEOUT_S = 30.0
+_LEAVE_S = 0.8
+"""How long a look that is under way is waited for when the dashboard is left."""
+_AGAIN_S = 15.0
+"""Pause between two looks under the dashboard: the report does without one of its own where that takes too long."""
 _KEPT = 50_000
 """Decisions that the report is made of: those of the last hours, where a dashboard stays open for long."""
 
@@ -60,48 +66,57 @@ class DemoRun:
         self._injection: Injection | None = None
         self._gates: Sequence[GateResult] = ()
         self._snapshot: Snapshot | None = None
+        self._busy = False
+        """The thread behind the dashboard still uses the session."""
+        self.lost: KvctlError | None = None
+        """What ended the run before its time: the engine died, or answered no more."""
 
     def headless(self, seconds: float) -> None:
         """Follow for so long; a fault comes half way, and ends the run when it was looked for."""
-        if self._fault is None:
-            self._follow(seconds)
-        else:
-            self._follow(seconds / 2)
+        self._until_lost(partial(self._watch, seconds if self._fault is None else seconds / 2))
+
+    def _watch(self, seconds: float) -> None:
+        self._follow(seconds)
+        if self._fault is not None:
             self._break(*self._fault)
-        self._finish()
+        # What was broken may heal: the run ends with what the gates saw of it when it was found.
+        if not self._gates:
+            self._gates = self._look()
+
+    def _until_lost(self, run: Callable[[], None]) -> None:
+        try:
+            run()
+        except KvctlError as error:
+            self.lost = error
 
     def dashboard(self) -> None:
         """Show the dashboard until it is left; a fault comes when the cache has filled."""
         link = EngineLink(partial(open_target, self._engine.pid), _TIMEOUT_S)
-        with ThreadPoolExecutor(1, thread_name_prefix="demo") as pool:
-            behind = pool.submit(self._behind)
-            try:
-                show(link, interval_s=_INTERVAL_S, timeout_s=_TIMEOUT_S)
-            finally:
-                self._left.set()
-            behind.result()  # what ended it, if something did
-        if self._fault is not None and self._injection is None:
-            fault, expected = self._fault
-            self._injection = Injection(fault=fault, expected=expected, found=(), after_s=None, injected=False)
-        self._finish()
+        behind = threading.Thread(target=self._until_lost, args=(self._behind,), name="demo", daemon=True)
+        behind.start()
+        try:
+            show(link, interval_s=_INTERVAL_S, timeout_s=_TIMEOUT_S)
+        finally:
+            self._left.set()
+        behind.join(_LEAVE_S)
+        self._busy = behind.is_alive()
 
     def _behind(self) -> None:
         if self._fault is not None:
             self._follow(_FILL_S)
             if not self._left.is_set():
                 self._break(*self._fault)
-        self._follow(None)
+        while not self._left.is_set():
+            self._follow(time.monotonic() - self._started + _AGAIN_S)
+            # A fault may heal: what the gates saw of it when it was found stays.
+            if self._injection is None:
+                self._gates = self._look()
 
     def _follow(self, seconds: float | None) -> None:
         end = None if seconds is None else self._started + seconds
         while not self._left.is_set() and (end is None or time.monotonic() < end):
             self._decisions.extend(self._session.poll())
             self._left.wait(_POLL_S)
-
-    def _finish(self) -> None:
-        # What was broken may heal: the run ends with what the gates saw of it when it was found.
-        if not self._gates:
-            self._gates = self._look()
 
     def _look(self) -> Sequence[GateResult]:
         self._decisions.extend(self._session.poll())
@@ -112,6 +127,7 @@ class DemoRun:
         before = {finding.sentence for finding in _with(expected, self._look())}
         self._engine.inject(fault)
         began, found, over = time.monotonic(), list[Finding](), False
+        self._injection = Injection(fault=fault, expected=expected, found=(), after_s=None, state=Looked.INTERRUPTED)
         while not found and not over:
             over = self._left.is_set() or time.monotonic() - began > _FIND_S  # one last look when it is
             self._gates = self._look()
@@ -119,20 +135,26 @@ class DemoRun:
             if not found:
                 self._left.wait(_LOOK_S)
         after_s = time.monotonic() - began if found else None
-        self._injection = Injection(fault=fault, expected=expected, found=found, after_s=after_s)
+        self._injection = replace(self._injection, found=found, after_s=after_s, state=Looked.DONE)
 
     def report(self) -> tuple[Report, bool]:
-        """Return the report, and whether everything that was broken was found; ends the session."""
+        """Return the report, and whether everything that was broken was found; ends the session where it is free."""
+        injection = self._injection
+        if injection is None and self._fault is not None:
+            fault, expected = self._fault
+            injection = Injection(fault=fault, expected=expected, found=(), after_s=None, state=Looked.NOT_YET)
         run = Run(
             seconds=time.monotonic() - self._started,
             geometry=self._session.geometry,
-            decisions=list(self._decisions),
+            decisions=self._decisions.copy(),
             gates=self._gates,
-            injection=self._injection,
+            injection=injection,
             tiers=() if self._snapshot is None else self._snapshot.tiers or (),
+            lost=None if self.lost is None else self.lost.what,
         )
-        self._session.close()
-        return view(run), self._injection is None or self._injection.after_s is not None
+        if not self._busy:
+            self._session.close()
+        return view(run), injection is None or injection.after_s is not None
 
 
 def _with(codes: Sequence[str], gates: Sequence[GateResult]) -> list[Finding]:

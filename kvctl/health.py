@@ -201,11 +201,31 @@ def runtime_folders() -> Iterator[Check]:
             else:
                 yield Check(name=name, health=Health.OK, detail=f"{folder}: yours, mode 0700")
         elif not os.path.exists(folder):  # noqa: PTH110 - as above
-            yield Check(name=name, health=Health.OK, detail=f"{folder}: not there, made when an engine needs it")
+            yield _absent(name, folder)
         else:
             yield Check(
                 name=name, health=Health.PROBLEM, detail=f"{folder}: {fault}", next_step=_folder_advice(folder, uid)
             )
+
+
+def _absent(name: str, folder: Path) -> Check:
+    """Say whether a folder that is not there will be made, or why the next one is used."""
+    base = folder.parent
+    if os.environ.get("KVCTL_RUNTIME_DIR"):  # this one is made with all that is above it
+        base = next(path for path in folder.parents if os.path.exists(path))  # noqa: PTH110 - as above
+    if not os.path.exists(base):  # noqa: PTH110 - as above
+        why = "no login session has made it" if base.parent == Path("/run/user") else "nobody has made it"
+        detail = f"{folder}: passed over, there is no {base} ({why}); not needed, the next folder is used"
+        return Check(name=name, health=Health.OK, detail=detail)
+    if os.access(base, os.W_OK | os.X_OK):
+        return Check(name=name, health=Health.OK, detail=f"{folder}: not there, made when an engine needs it")
+    if len(paths.folders()) > 1:
+        detail = f"{folder}: passed over, you may not write to {base}; the next folder is used"
+        return Check(name=name, health=Health.OK, detail=detail)
+    detail = f"{folder}: not there, and you may not write to {base}"
+    return Check(
+        name=name, health=Health.PROBLEM, detail=detail, next_step="set KVCTL_RUNTIME_DIR to a folder of yours"
+    )
 
 
 def _folder_advice(folder: Path, uid: int) -> str:

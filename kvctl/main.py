@@ -180,7 +180,9 @@ def _report_bug(kind: type[BaseException], error: BaseException, trace: Tracebac
 
 def _say_and_exit(code: int, *lines: str) -> NoReturn:
     """End this process at once, whatever becomes of its streams."""
+    from inspector.format import clean  # noqa: PLC0415 - after pin_packages; needs the standard library only
+
     with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write("".join(f"{line}\n" for line in lines))
+        sys.stderr.write("".join(f"{clean(line)}\n" for line in lines))
         sys.stderr.flush()
     os._exit(code)

@@ -6,6 +6,7 @@ short forms, help and the layers of :mod:`kvctl.config` are the same everywhere.
 
 import functools
 import inspect
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -14,7 +15,8 @@ from typing import Annotated, Any, Concatenate, ParamSpec
 
 import typer
 
-from agent.errors import UsageError
+from agent.errors import KvctlError, UsageError
+from inspector.hints import aim
 
 from .config import positive, setting, switch
 from .output import Format, Output
@@ -134,7 +136,13 @@ def with_options(
         @functools.wraps(command)
         def call(*args: P.args, **kwargs: P.kwargs) -> None:
             given = {parameter.name: kwargs.pop(parameter.name, None) for parameter in shared}
-            command(_resolved(given), *args, **kwargs)
+            options = _resolved(given)
+            try:
+                command(options, *args, **kwargs)
+            except KvctlError as error:
+                if error.next_step is not None:
+                    error.next_step = aim(error.next_step, options.output.target)
+                raise
 
         signature = inspect.Signature([*own, *shared], return_annotation=None)
         call.__signature__ = signature  # type: ignore[attr-defined]
@@ -159,6 +167,7 @@ def _resolved(given: dict[str, Any]) -> Options:
         raw_bytes=setting("bytes", given.get("raw_bytes"), switch, default=False),
         headers=not setting("no_headers", given.get("no_headers"), switch, default=False),
         quiet=setting("quiet", given.get("quiet"), switch, default=False),
+        target=" ".join(_flag(name, given[name]) for name in _TARGETS if given.get(name) is not None),
     )
     return Options(
         target=_target(given),
@@ -169,9 +178,16 @@ def _resolved(given: dict[str, Any]) -> Options:
     )
 
 
+_TARGETS = ("pid", "engine", "socket", "snapshot")
+
+
+def _flag(name: str, value: object) -> str:
+    return f"--{name} {shlex.quote(str(value))}"
+
+
 def _target(given: dict[str, Any]) -> Target:
     """Return the target: one flag beats whatever the environment and the file say about any of them."""
-    names = [name for name in ("pid", "engine", "socket", "snapshot") if name in given]
+    names = [name for name in _TARGETS if name in given]
     flags = [name for name in names if given[name] is not None]
     if len(flags) > 1:
         raise UsageError(

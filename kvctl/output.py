@@ -1,8 +1,8 @@
 """Standard output and standard error: the only writers of both.
 
-Invariant: stdout carries data only, notes and progress go to stderr; no string leaves without being cleaned; a reader
-that went away (``| head``) ends the command quietly. Used by the commands through :mod:`kvctl.reading`, and by
-:mod:`kvctl.main` for errors.
+Invariant: stdout carries data only, notes and progress go to stderr; no string leaves without being cleaned, or
+escaped in JSON; a reader that went away (``| head``) ends the command quietly. Used by the commands through
+:mod:`kvctl.reading`, and by :mod:`kvctl.main` for errors.
 """
 
 import json
@@ -17,6 +17,7 @@ from typing import Any, TextIO
 from agent.errors import KvctlError
 from agent.model.snapshot import SCHEMA_VERSION
 from inspector.format import clean
+from inspector.hints import aim_report
 from inspector.report import Column, Report, Value
 from inspector.text import LineTable, Style, render
 
@@ -42,6 +43,8 @@ class Output:
     headers: bool = True
     quiet: bool = False
     """Exit code only: nothing on stdout, no notes."""
+    target: str = ""
+    """Options of this call that chose a file or engine, as a shell takes them: commands that a text names get them."""
 
     @property
     def machine(self) -> bool:
@@ -51,14 +54,14 @@ class Output:
     def show(self, report: Report) -> None:
         """Write a report to stdout and its notes to stderr."""
         self.write(self.text(report))
-        for note in report.notes:
+        for note in aim_report(report, self.target).notes:
             self.note(note)
 
     def text(self, report: Report) -> str:
         """Return a report as it would be written."""
         match self.format:
             case Format.JSON:
-                return json.dumps(_enveloped(report), indent=2, ensure_ascii=False) + "\n"
+                return _json(_enveloped(report), indent=2)
             case Format.JSONL:
                 if report.item_kind is None:
                     return _line(_enveloped(report))
@@ -66,7 +69,7 @@ class Output:
             case Format.NAME:
                 return "".join(f"{clean(name)}\n" for name in report.names)
             case Format.TABLE | Format.WIDE:
-                return render(report, self.style)
+                return render(aim_report(report, self.target), self.style)
 
     @property
     def style(self) -> Style:
@@ -126,19 +129,8 @@ class Stream:
 
 
 def envelope(kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a JSON object with the version of its schema and its kind in front, every string cleaned."""
-    return {"schema_version": SCHEMA_VERSION, "kind": kind, **{key: cleaned(value) for key, value in data.items()}}
-
-
-def cleaned(value: Any) -> Any:
-    """Return a JSON value with every string in it cleaned, keys included."""
-    if isinstance(value, str):
-        return clean(value)
-    if isinstance(value, Mapping):
-        return {clean(str(key)): cleaned(item) for key, item in value.items()}
-    if isinstance(value, Sequence):
-        return [cleaned(item) for item in value]
-    return value
+    """Return a JSON object with the version of its schema and its kind in front; its strings are as they came."""
+    return {"schema_version": SCHEMA_VERSION, "kind": kind, **data}
 
 
 def _enveloped(report: Report) -> dict[str, Any]:
@@ -146,7 +138,12 @@ def _enveloped(report: Report) -> dict[str, Any]:
 
 
 def _line(data: Mapping[str, Any]) -> str:
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":")) + "\n"
+    return _json(data, separators=(",", ":"))
+
+
+def _json(data: Mapping[str, Any], **layout: Any) -> str:
+    # ASCII alone: nothing in it steers a terminal, whatever its encoding, and who parses it gets every string exactly.
+    return json.dumps(data, ensure_ascii=True, default=dict, **layout) + "\n"
 
 
 def terminal_width() -> int | None:
@@ -170,6 +167,17 @@ def say(text: str) -> None:
         return
 
 
+def say_what_libraries_log() -> None:
+    """Let warnings that a library logs come out as one clean line each: they quote what other programs answered."""
+    import logging  # noqa: PLC0415 - only the exporter's libraries log anything
+
+    class Spoken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            say(self.format(record))
+
+    logging.basicConfig(handlers=[Spoken()], level=logging.WARNING)
+
+
 def say_error(error: KvctlError, *, as_json: bool) -> None:
     """Write the one message of an error: what failed, why, what to do next."""
     code = exit_code_of(error)
@@ -182,7 +190,7 @@ def say_error(error: KvctlError, *, as_json: bool) -> None:
             "exit_code": int(code),
             "exit_code_name": code.name.lower(),
         }
-        say(json.dumps(envelope("error", data), ensure_ascii=False))
+        say(_line(envelope("error", data)).rstrip("\n"))
         return
     say(f"kvctl: {error.what}")
     if error.why:

@@ -41,11 +41,17 @@ def register_vllm() -> None:
 
 
 def _logger() -> Callable[[str], None]:
+    """Return what writes one line; an error in it may quote a client, so that nothing unprintable is written."""
+    write = _writer()
+    return lambda line: write("".join(sign if sign.isprintable() else " " for sign in line))
+
+
+def _writer() -> Callable[[str], None]:
     path = os.environ.get("KVCTL_LOG")
     logger = logging.getLogger("kvctl")
     if path and not logger.handlers:
         try:
-            handler = logging.FileHandler(path, delay=True)
+            handler = logging.FileHandler(path, delay=True, encoding="utf-8")
         except OSError:
             return logger.warning
         handler.setFormatter(logging.Formatter("%(asctime)s %(process)d kvctl: %(message)s"))

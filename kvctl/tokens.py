@@ -35,7 +35,11 @@ def tokens_of(selector: "Selector") -> list[int] | None:
         text = sys.stdin.read() if selector.value == "-" else Path(selector.value).read_text(encoding="utf-8")
         found = json.loads(text)
     except OSError as error:
-        raise UsageError(f"{selector.value} cannot be read", why=error.strerror) from error
+        raise UsageError(
+            f"{selector.value} cannot be read",
+            why=error.strerror,
+            next_step="tokens:FILE names a file with a JSON list of token ids: [1, 2, 3]",
+        ) from error
     except ValueError as error:
         raise UsageError("the tokens are not JSON", next_step="write a list of token ids: [1, 2, 3]") from error
     fits = isinstance(found, list) and all(type(token) is int and 0 <= token <= MAX_TOKEN for token in found)

@@ -63,6 +63,19 @@ def test_the_search_order_is_printed(run: Runner, folder: Path, monkeypatch: pyt
     assert [Path(detail.split(": ")[0]) for detail in found] == list(paths.folders())
 
 
+def test_a_folder_that_is_not_there(run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a folder that is not there doctor says whether it will be made or is passed over; neither is a problem."""
+    monkeypatch.delenv("KVCTL_RUNTIME_DIR")
+    listed = (tmp_path / "none" / "kvctl", Path(f"/run/user/{2**31}/kvctl"), tmp_path / "kvctl-1")
+    monkeypatch.setattr(paths, "folders", lambda *_, **__: listed)
+    ran = run("doctor", "-o", "json")
+    missing, session, made = [item for item in ran.json["checks"] if item["name"].startswith("folder")]
+    assert f"there is no {tmp_path / 'none'}" in missing["detail"]
+    assert "no login session has made it" in session["detail"]
+    assert "made when an engine needs it" in made["detail"]
+    assert {item["health"] for item in (missing, session, made)} == {"ok"}
+
+
 def test_leftovers_are_named_and_removed_on_request(run: Runner, folder: Path) -> None:
     """A dead engine's socket is not listed by ps, named by doctor, and removed by --fix only."""
     path = dead(folder)

@@ -66,7 +66,7 @@ def test_every_error_has_its_exit_code(
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 def test_errors_as_json(run: Runner, monkeypatch: pytest.MonkeyPatch, kind: type[errors.KvctlError]) -> None:
-    """With -o json an error is exactly one object on stderr that fits its schema."""
+    """With -o json an error is exactly one object on stderr that fits its schema; names in it are exact, escaped."""
 
     def fail(**_: object) -> None:
         raise kind("the thing \x1b[31mfailed")
@@ -75,7 +75,8 @@ def test_errors_as_json(run: Runner, monkeypatch: pytest.MonkeyPatch, kind: type
     ran = run("inspect", "-ojson")
     data = json.loads(ran.err)
     check_schema(data)
-    assert (data["exit_code"], data["what"], data["why"]) == (ran.code, "the thing [31mfailed", None)
+    assert "\x1b" not in ran.err
+    assert (data["exit_code"], data["what"], data["why"]) == (ran.code, "the thing \x1b[31mfailed", None)
 
 
 def test_every_exit_code_has_a_meaning() -> None:

@@ -83,10 +83,11 @@ def test_files(tmp_path: Path) -> None:
 
 
 def test_names_of_pins_stay_in_their_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An engine's name is free text: whatever it is, its pin lies in the folder of pins."""
+    """An engine's name is free text: whatever it is, its pin lies in the folder of pins and can be looked for."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    for name in ("m", "org/model", "../../etc/passwd", "", "..", "x" * 500, "\x1b[31m"):
+    for name in ("m", "org/model", "../../etc/passwd", "", "..", "x" * 500, "\x1b[31m", "\u6f22" * 500):
         assert files.pin_path(name).parent == tmp_path / "kvctl" / "pins"
+        assert files.pinned(name) is None
 
 
 # ---------------------------------------------------------------------- the walk
@@ -189,7 +190,7 @@ def watch() -> tuple[WeightsWatch, Any]:
     def note(step: int) -> None:
         changes.append((step + 1) << 20)
 
-    feed = SimpleNamespace(weights_changes=changes, note_weights_change=note)
+    feed = SimpleNamespace(note_weights_change=note, adapter_pages=dict)
     probe = SimpleNamespace(feed=feed, recorder=SimpleNamespace(step=7))
     return WeightsWatch(probe), probe
 
@@ -280,6 +281,18 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("KVCTL_CONFIG", str(tmp_path / "none.toml"))
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     return Runner(capsys)
+
+
+def test_check_takes_the_pin(run: Runner, engine: Engine) -> None:
+    """Without a file an engine is compared with its pin; without a pin the command says how to make one."""
+    none = run("fingerprint", "check")
+    assert none.code == 2
+    assert "no fingerprint is pinned" in none.err
+    assert "next: kvctl fingerprint pin" in none.err
+    run("fingerprint", "pin")
+    assert run("fingerprint", "check").code == 0
+    engine.layout = "other"
+    assert run("fingerprint", "check").code == 1
 
 
 def test_show_pin_check(run: Runner, engine: Engine) -> None:

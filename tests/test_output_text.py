@@ -1,7 +1,6 @@
 """The renderer: units, widths, colours, and a terminal as it really is."""
 
 import os
-import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from inspector.report import Cell, Column, Facts, Kind, Prose, Report, Table, To
 from inspector.store import save
 from inspector.text import LineTable, Style, block_lines, render, text_of
 from kvctl.output import Progress
+from tests.support import terminal
 from tests.support.cli import ROOT
 from tests.support.snapshots import gemma
 
@@ -132,25 +132,12 @@ def test_growing_tables_keep_their_columns() -> None:
 
 def on_terminal(words: list[str], *, width: int = 80, **env: str) -> str:
     """Run kvctl on a pseudo-terminal and return what it shows."""
-    ours, theirs = pty.openpty()
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "KVCTL_CONFIG": "/nowhere", "TERM": "xterm", **env}
     environ["COLUMNS"] = str(width)
     if "NO_COLOR" not in env:
         environ.pop("NO_COLOR", None)
-    process = subprocess.Popen([sys.executable, "-m", "kvctl", *words], stdout=theirs, stderr=theirs, env=environ)
-    os.close(theirs)
-    parts = []
-    while True:
-        try:
-            part = os.read(ours, 65_536)
-        except OSError:
-            break
-        if not part:
-            break
-        parts.append(part)
-    process.wait()
-    os.close(ours)
-    return b"".join(parts).decode()
+    command = [sys.executable, "-m", "kvctl", *words]
+    return terminal.on_terminal(command, columns=width, environment=environ, folder=Path.cwd())
 
 
 def test_colours_on_a_terminal_only_when_wanted(tmp_path: Path) -> None:

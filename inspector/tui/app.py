@@ -4,8 +4,11 @@ Invariant: it never waits: readings come from the feed's thread, everything that
 ``kvctl top``.
 """
 
+import asyncio
+import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,6 +19,7 @@ from textual.widgets import Input
 from agent.errors import KvctlError, UsageError
 
 from ..format import when
+from ..hints import aim_report
 from ..report import Prose, Report
 from ..selector import Selector, SelectorKind, parse
 from ..views.prefix import prefix
@@ -33,6 +37,9 @@ from .screens.groups import Groups
 from .screens.prefixes import Prefixes
 from .widgets.rows import Rows
 
+TERMINATED = 128 + signal.SIGTERM
+"""Exit code after SIGTERM, as a shell gives it."""
+
 INTERVALS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
 
@@ -45,6 +52,7 @@ class Dashboard(Frame):
         interval_s: Seconds between two readings.
         timeout_s: For the page table and for each call.
         version: Of kvctl, for saved files.
+        target: Options that choose what is shown, for commands that a text names.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -63,18 +71,29 @@ class Dashboard(Frame):
     ]
 
     def __init__(
-        self, link: Link, *, to_json: Callable[[Report], str], interval_s: float, timeout_s: float, version: str = ""
+        self,
+        link: Link,
+        *,
+        to_json: Callable[[Report], str],
+        interval_s: float,
+        timeout_s: float,
+        version: str = "",
+        target: str = "",
     ) -> None:
         super().__init__(interval_s)
+        self._target = target
         self.to_json = to_json
         self._version = version
-        self._feed = Feed(link, self.post_message, interval_s)
+        self._feed = Feed(link, self.post_message, interval_s, target)
         self._jobs = jobs.Jobs(link, self.post_message, timeout_s)
 
     def on_mount(self) -> None:
         """Begin to read."""
         self.begin()
         self._feed.start()
+        with suppress(RuntimeError, ValueError):  # not the main thread: then nobody can be told of signals
+            # Without a handler the terminal would be left in the alternate screen, without echo.
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit, None, TERMINATED)
 
     def on_unmount(self) -> None:
         """End the reading thread."""
@@ -118,7 +137,7 @@ class Dashboard(Frame):
     def _told(self, message: Told) -> None:
         self.busy = None
         self.say("")
-        self.push_screen(Reader(message.title, message.report.blocks, message.report))
+        self.push_screen(Reader(message.title, aim_report(message.report, self._target).blocks, message.report))
 
     @on(Remark)
     def _remarked(self, message: Remark) -> None:
@@ -205,7 +224,7 @@ class Dashboard(Frame):
         view, picture = self.view, self.picture
         if isinstance(view, Decisions) and (report := view.explain()) is not None:
             view.picked = None if view.chosen is None else view.chosen.id
-            self.push_screen(Reader("decision", report.blocks, report))
+            self.push_screen(Reader("decision", aim_report(report, self._target).blocks, report))
         elif isinstance(view, Prefixes) and picture is not None and view.selector is not None:
             selector = view.selector
             self._start("reading the prefix", lambda *_: Told("prefix", prefix(picture.snapshot, selector)))

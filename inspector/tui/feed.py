@@ -16,6 +16,7 @@ from agent.errors import KvctlError
 from agent.model.decision import Decision
 from agent.model.snapshot import Snapshot
 
+from ..hints import aim_report
 from .history import History
 from .link import Link
 from .messages import Arriving, Drawn, Lost
@@ -40,12 +41,14 @@ class Feed:
         link: What to read.
         post: Takes messages from any thread.
         interval_s: Seconds between two pictures.
+        target: Options that choose what is shown, for commands that a text names.
     """
 
-    def __init__(self, link: Link, post: Callable[[Message], object], interval_s: float) -> None:
+    def __init__(self, link: Link, post: Callable[[Message], object], interval_s: float, target: str = "") -> None:
         self._link = link
         self._post = post
         self._interval_s = interval_s
+        self._target = target
         self._pane = Pane.OVERVIEW
         self._drawn: Pane | None = None
         self._paused = False
@@ -65,7 +68,7 @@ class Feed:
         """Begin reading."""
         self._thread.start()
 
-    def stop(self, deadline_s: float = 2.0) -> None:
+    def stop(self, deadline_s: float = 0.5) -> None:
         """End; a reading that is under way is not waited for longer than ``deadline_s``."""
         self._ending = True
         self._wake.set()
@@ -149,10 +152,11 @@ class Feed:
             snapshot = replace(snapshot, decisions=latest)
         now_s = int(time.time()) if self._link.live else None
         self._last, self._drawn = snapshot, pane
+        report = report_of(pane, snapshot)
         picture = Picture(
             pane=pane,
             snapshot=snapshot,
-            report=report_of(pane, snapshot),
+            report=None if report is None else aim_report(report, self._target),
             series=self._history.series(SERIES_CELLS, now_s=now_s),
             live=self._link.live,
             unexplained=self._unexplained,

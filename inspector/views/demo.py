@@ -4,8 +4,9 @@ Invariant: written for somebody who has never heard of either number; every figu
 results. Read by ``kvctl demo``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from agent.gates.catalogue import CATALOGUE
 from agent.model.decision import Decision, Outcome, Reason
@@ -30,6 +31,16 @@ _ASKS = {
 }
 
 
+class Looked(StrEnum):
+    """How far the search for a fault came."""
+
+    NOT_YET = "not yet"
+    """The run was ended before the fault's time came."""
+    INTERRUPTED = "interrupted"
+    """The run was ended, or the engine lost, before the gates had looked for it long enough."""
+    DONE = "done"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injection:
     """A fault that was acted out, and what was found of it."""
@@ -41,8 +52,7 @@ class Injection:
     """Findings with one of these codes that were not there before."""
     after_s: float | None
     """Seconds from the fault to the finding; None: nothing was found."""
-    injected: bool = True
-    """False: the run was ended before its time came."""
+    state: Looked = Looked.DONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,15 +61,17 @@ class Run:
 
     seconds: float
     geometry: Geometry
-    decisions: Sequence[Decision]
+    decisions: Collection[Decision]
     gates: Sequence[GateResult]
     injection: Injection | None = None
     tiers: Sequence[Tier] = ()
+    lost: str | None = None
+    """What ended the run before its time."""
 
 
 def demo(run: Run) -> Report:
     """Return the report at the end of a run."""
-    reuse = sum_up(run.decisions)
+    reuse = sum_up(tuple(run.decisions))
     blocks = [
         _opening(run, reuse),
         *_numbers(run, reuse),
@@ -87,7 +99,8 @@ def _opening(run: Run, reuse: Reuse) -> Block:
         "For each request it looked in its cache: has somebody computed the beginning of this prompt before? "
         "There are two answers."
     )
-    return Prose(title="What ran", lines=[what, asked])
+    ended = [] if run.lost is None else [Cell(f"It ended early: {run.lost}. What was seen until then:", Tone.BAD)]
+    return Prose(title="What ran", lines=[*ended, what, asked])
 
 
 def _numbers(run: Run, reuse: Reuse) -> list[Block]:
@@ -157,6 +170,8 @@ def _example(run: Run) -> Block | None:
 
 
 def _gates(run: Run) -> Block:
+    if not run.gates:
+        return Prose(title="Is the cache sound?", lines=["The gates have not looked: the run ended before they could."])
     rows = [
         [
             result.gate.value,
@@ -204,8 +219,9 @@ def _only_losses(result: GateResult) -> bool:
 
 
 def _injected(injection: Injection) -> Block:
-    if not injection.injected:
-        early = f"{injection.fault}: the run ended before it was injected; give it more time"
+    if injection.state is not Looked.DONE:
+        when = "before it was injected" if injection.state is Looked.NOT_YET else "before the gates had found it"
+        early = f"{injection.fault}: the run ended {when}; give it more time"
         return Prose(title="The fault that was to be injected", lines=[Cell(early, Tone.BAD)])
     if injection.after_s is None:
         lines: list[str | Cell] = [
@@ -270,11 +286,12 @@ def _data(run: Run, reuse: Reuse) -> Json:
             }
             for result in run.gates
         ],
+        "ended_early": run.lost,
         "injection": None
         if injection is None
         else {
             "fault": injection.fault,
-            "injected": injection.injected,
+            "injected": injection.state is not Looked.NOT_YET,
             "expected": list(injection.expected),
             "found": [_finding(finding) for finding in injection.found],
             "after_seconds": injection.after_s,

@@ -104,7 +104,7 @@ def topics(exit_codes: Mapping[str, str]) -> Report:
     Args:
         exit_codes: Meaning of each exit code: they belong to the command line.
     """
-    columns = (Column(header="TOPIC"), Column(header="MEANING", elastic=True))
+    columns = (Column(header="TOPIC"), Column(header="MEANING", elastic=True, wrap=True))
     lists: list[tuple[str, list[tuple[str, str]]]] = [
         ("reasons why tokens were not reused", [(reason.value, REASONS[reason].title) for reason in Reason]),
         ("findings", [(code.code, code.title) for code in CATALOGUE.values()]),

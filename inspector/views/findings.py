@@ -12,6 +12,7 @@ from agent.model.finding import Finding, GateName, GateResult, Severity, Verdict
 from agent.model.snapshot import Snapshot
 
 from ..format import plural
+from ..readings import Watched
 from ..report import Cell, Column, Facts, Json, Kind, Prose, Report, Table, Tone, Value
 from .common import group_name, head, notes
 
@@ -54,20 +55,29 @@ def verdict_of(results: Sequence[GateResult]) -> Verdict:
     return Verdict.PASS if verdicts == {Verdict.PASS} else Verdict.ABSTAIN
 
 
-def findings(snapshot: Snapshot, results: Sequence[GateResult], *, remarks: Sequence[str] = ()) -> Report:
+def findings(
+    snapshot: Snapshot,
+    results: Sequence[GateResult],
+    *,
+    remarks: Sequence[str] = (),
+    watched: Watched | None = None,
+) -> Report:
     """Return the gates and their findings.
 
     Args:
         snapshot: What was judged.
         results: What the gates said.
         remarks: Notes for stderr.
+        watched: What the readings before this one found; None: this is the only one.
     """
-    items = [item_of(snapshot, result.gate, finding) for result in results for finding in result.findings]
+    items = [item_of(snapshot, result.gate, finding, watched) for result in results for finding in result.findings]
+    earlier = [] if watched is None else watched.gone(results)
     data = {
         **head(snapshot),
         "verdict": verdict_of(results).value,
         "gates": [_gate(result) for result in results],
         "findings": items,
+        "earlier": earlier,
     }
     return Report(
         kind="findings",
@@ -75,12 +85,12 @@ def findings(snapshot: Snapshot, results: Sequence[GateResult], *, remarks: Sequ
         items=items,
         item_kind="finding",
         names=sorted({item["code"] for item in items}),
-        blocks=[_table(results), *_details(snapshot, results), *_abstained(results)],
+        blocks=[_table(results), *_details(snapshot, results, watched), *_earlier(earlier), *_abstained(results)],
         notes=[*notes(snapshot), *remarks],
     )
 
 
-def item_of(snapshot: Snapshot, gate: GateName, finding: Finding) -> Json:
+def item_of(snapshot: Snapshot, gate: GateName, finding: Finding, watched: Watched | None = None) -> Json:
     """Return one finding as JSON."""
     return {
         "code": finding.code,
@@ -94,6 +104,7 @@ def item_of(snapshot: Snapshot, gate: GateName, finding: Finding) -> Json:
         "tokens": None if finding.tokens is None else {"from": finding.tokens[0], "to": finding.tokens[1]},
         "values": dict(finding.values),
         "remedy": finding.remedy,
+        "new": None if watched is None else watched.is_new(finding),
     }
 
 
@@ -128,11 +139,17 @@ def _table(results: Sequence[GateResult]) -> Table:
     return Table(columns=_GATES, rows=rows)
 
 
-def _details(snapshot: Snapshot, results: Sequence[GateResult]) -> list[Facts]:
+def _earlier(codes: Sequence[str]) -> list[Prose]:
+    """What went by on the screen of a watch: a decision is compared once."""
+    return [Prose(lines=[Cell(f"found by earlier readings: {', '.join(codes)}", Tone.WARN)])] if codes else []
+
+
+def _details(snapshot: Snapshot, results: Sequence[GateResult], watched: Watched | None) -> list[Facts]:
     facts: list[tuple[str, Sequence[str | Cell]]] = []
     for result in results:
         for finding in result.findings:
             word = finding.severity.value + (" (experimental)" if finding.experimental else "")
+            word = f"new {word}" if watched is not None and watched.is_new(finding) else word
             lines: list[str | Cell] = [Cell(f"{word}: {finding.sentence}", _SEVERITIES[finding.severity])]
             where = [f"group {group_name(snapshot.geometry, finding.group)}"] if finding.group is not None else []
             if finding.tokens is not None:

@@ -46,7 +46,7 @@ def decisions(
       phase     first, resumed
       group     name or number of the limiting group
       state     compressed, tail, swa, indexer, on_disk
-      request   a request id
+      request   a request id, whole or as the table cut it
 
     A VALUE may be several with commas (outcome=partial,recompute) and != turns it around.
     """

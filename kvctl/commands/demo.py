@@ -83,7 +83,10 @@ def demo(
         else:
             run.dashboard()
         report, found = run.report()
-    options.output.show(report)
+        engine.end()  # it takes a moment to, and nobody has to wait for the report so long
+        options.output.show(report)
+        if run.lost is not None:
+            raise run.lost
     raise typer.Exit(ExitCode.OK if found else ExitCode.VERDICT)
 
 

@@ -11,6 +11,9 @@ from kvctl.reading import show
 from kvctl.targets import Need
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent.model.decision import Decision
     from agent.model.snapshot import Snapshot
     from inspector.report import Report
 
@@ -32,6 +35,7 @@ def explain(
       a reason      window_hole, not_retained, ... as decisions show it
       a code        KV301, ... as validate shows it
       a decision    its number, as decisions shows it (needs the engine or a file)
+      request:ID    the latest decision of a request; ID may be as a table cut it
       a word        logical, usable, stranded, ...
       exit-codes    the exit codes of kvctl
 
@@ -45,7 +49,9 @@ def explain(
     elif topic.replace("_", "-") in {"exit-codes", "exit-code"}:
         options.output.show(_exit_codes(codes))
     elif topic.isdigit():
-        _decision(options, int(topic))
+        _decision(options, lambda snapshot: _numbered(snapshot, int(topic)))
+    elif topic.startswith("request:"):
+        _decision(options, lambda snapshot: _of_request(snapshot, topic.removeprefix("request:")))
     else:
         options.output.show(explanation(topic))
 
@@ -53,7 +59,7 @@ def explain(
 def _exit_codes(codes: dict[str, str]) -> "Report":
     from inspector.report import Column, Report, Table
 
-    columns = (Column(header="CODE"), Column(header="MEANING", elastic=True))
+    columns = (Column(header="CODE"), Column(header="MEANING", elastic=True, wrap=True))
     items = [{"topic": code, "type": "exit codes", "title": meaning} for code, meaning in codes.items()]
     return Report(
         kind="topics",
@@ -65,17 +71,34 @@ def _exit_codes(codes: dict[str, str]) -> "Report":
     )
 
 
-def _decision(options: Options, number: int) -> None:
+def _decision(options: Options, find: "Callable[[Snapshot], Decision]") -> None:
     from inspector.views.decisions import story
 
-    def view(snapshot: "Snapshot") -> "Report":
-        found = snapshot.decisions or ()
-        item = next((item for item in found if item.id == number), None)
-        if item is None:
-            known = (
-                f"decisions {found[0].id} to {found[-1].id} are remembered" if found else "no decisions are remembered"
-            )
-            raise UsageError(f"there is no decision {number}", why=known, next_step="kvctl decisions lists them")
-        return story(snapshot, item)
+    show(options, Need.OVERVIEW, lambda snapshot: story(snapshot, find(snapshot)))
 
-    show(options, Need.OVERVIEW, view)
+
+def _numbered(snapshot: "Snapshot", number: int) -> "Decision":
+    found = snapshot.decisions or ()
+    item = next((item for item in found if item.id == number), None)
+    if item is None:
+        known = f"decisions {found[0].id} to {found[-1].id} are remembered" if found else "no decisions are remembered"
+        raise UsageError(f"there is no decision {number}", why=known, next_step="kvctl decisions lists them")
+    return item
+
+
+def _of_request(snapshot: "Snapshot", name: str) -> "Decision":
+    from inspector.filters import is_request
+    from inspector.format import clean
+
+    found = [item for item in snapshot.decisions or () if is_request(name, item)]
+    shown = clean(name)[:60]
+    if not found:
+        raise UsageError(f"there is no decision of a request {shown!r}", next_step="kvctl decisions lists them")
+    if len({item.request for item in found}) > 1:
+        numbers = ", ".join(str(item.id) for item in found[-5:])
+        raise UsageError(
+            f"several requests are called {shown!r}",
+            why=f"their decisions, the latest last: {numbers}",
+            next_step=f"give one of the numbers: kvctl explain {found[-1].id}",
+        )
+    return found[-1]

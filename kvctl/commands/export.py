@@ -15,7 +15,7 @@ import typer
 from agent.errors import UsageError
 from kvctl import __version__
 from kvctl.options import Options, Part, new_app, with_options
-from kvctl.output import say
+from kvctl.output import say, say_what_libraries_log
 
 if TYPE_CHECKING:
     from agent.model.snapshot import Snapshot
@@ -56,6 +56,7 @@ def export(
         return
     from exporters.otel import Telemetry, receiver_of
 
+    say_what_libraries_log()
     receiver = receiver_of(otlp)
     if listen == "off" and receiver is None:
         raise UsageError("there is nothing to do", next_step="leave out --listen off, or give --otlp URL")
@@ -155,7 +156,8 @@ def assets(
 ) -> None:
     """Write the Grafana dashboard, the Prometheus rules with their unit tests, and a README."""
     from exporters.assets import write
+    from inspector.format import clean
     from kvctl.output import Output
 
     written = write(folder, force=force)
-    Output().write("".join(f"{path}\n" for path in written))
+    Output().write("".join(f"{clean(str(path))}\n" for path in written))

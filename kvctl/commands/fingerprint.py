@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from agent.errors import RefusedError
+from agent.errors import RefusedError, UsageError
 from kvctl.diagnostics import ExitCode
 from kvctl.options import Options, Part, new_app, with_options
 from kvctl.targets import open_session
@@ -41,20 +41,40 @@ def show(options: Options, full: Annotated[bool, _FULL] = False) -> None:
 @with_options(*_LIVE)
 def check(
     options: Options,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A pinned fingerprint.", show_default=False)],
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="A fingerprint (default: the pin).", show_default=False)
+    ] = None,
 ) -> None:
     r"""Compare a live engine with a fingerprint in a file, field by field. The weights are read as they were then.
+
+    Without FILE: with what was pinned for an engine of this name.
 
     \b
     Exit code 0: everything is equal
               1: a field differs
               6: no field differs, but something could not be compared
     """
-    from agent.fingerprint import load
-    from agent.model.fingerprint import Mode
+    from agent.fingerprint import load, read
 
-    before = load(file)
-    _compare(options, before, _read(options, full=before.mode is Mode.FULL), (str(file), "the engine"))
+    before = None if file is None else load(file)
+    with open_session(options.target, options.timeout_s) as session:
+        before = before or _pinned(session.info.name)
+        after = read(session, mode=before.mode, deadline_s=options.timeout_s)
+    _compare(options, before, after, ("the pin" if file is None else str(file), "the engine"))
+
+
+def _pinned(name: str) -> "Fingerprint":
+    """Return what was pinned for an engine of this name."""
+    from agent.fingerprint import pin_path, pinned
+
+    found = pinned(name)
+    if found is None:
+        raise UsageError(
+            f"no fingerprint is pinned for the engine {name!r}",
+            why=f"{pin_path(name)} is not there",
+            next_step="kvctl fingerprint pin keeps the one in force; kvctl fingerprint check FILE takes another",
+        )
+    return found
 
 
 @app.command()
@@ -83,11 +103,12 @@ def pin(
 ) -> None:
     """Keep the fingerprint of a live engine; kvctl validate compares engines of this name with it from then on."""
     from agent.fingerprint import pin_path, save
+    from agent.jsonfile import is_there
     from inspector.views.fingerprint import fingerprint as view
 
     found = _read(options, full=full)
     path = file or pin_path(found.name)
-    if path.exists() and not force:
+    if is_there(path) and not force:
         raise RefusedError(
             f"{path} exists", why="a pin is what was agreed; it is not replaced in passing", next_step="add --force"
         )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agent.errors import UsageError
+from inspector.format import clean
 from kvctl.options import READ, Options, new_app, with_options
 from kvctl.reading import show
 from kvctl.targets import Need
@@ -44,11 +45,33 @@ _NEEDS = {
 }
 
 
+def _view(text: str) -> View:
+    """Read the VIEW; a SELECTOR in its place is told where it belongs."""
+    if text in set(View):
+        return View(text)
+    shown = clean(text)[:60]
+    if ":" in text:
+        from inspector.selector import parse
+
+        parse(text)  # what is no selector either is told so
+        raise UsageError(f"{shown!r} is a SELECTOR, no VIEW", next_step=f"kvctl inspect prefix {shown}")
+    raise UsageError(f"there is no view {shown!r}", next_step=f"one of {', '.join(View)}")
+
+
 @app.command()
 @with_options(*READ)
 def inspect(
     options: Options,
-    view: Annotated[View, typer.Argument(help="What to look at.", metavar="VIEW", show_default=False)] = View.OVERVIEW,
+    view: Annotated[
+        View,
+        typer.Argument(
+            help="What to look at.",
+            metavar="VIEW",
+            show_default=False,
+            parser=_view,
+            autocompletion=lambda incomplete: [name for name in View if name.startswith(incomplete)],
+        ),
+    ] = View.OVERVIEW,
     selector: Annotated[
         str | None, typer.Argument(help="For prefix: which one.", metavar="SELECTOR", show_default=False)
     ] = None,

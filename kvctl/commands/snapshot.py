@@ -37,10 +37,11 @@ def save(
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
 ) -> None:
     """Save page table, requests and decisions of an engine at one moment."""
+    from agent.jsonfile import is_there
     from inspector.store import info
     from inspector.store import save as write
 
-    if file.exists() and not force:
+    if is_there(file) and not force:
         raise RefusedError(
             f"{file} exists", why="a capture may be all that is left of a fault", next_step="add --force"
         )

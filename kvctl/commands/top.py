@@ -53,4 +53,4 @@ def top(
             open_target, pid=target.pid, name=target.engine, socket=target.socket, deadline_s=options.timeout_s
         )
         link = EngineLink(opener, options.timeout_s)
-    show(link, interval_s=every, timeout_s=options.timeout_s)
+    show(link, interval_s=every, timeout_s=options.timeout_s, target=options.output.target)

@@ -62,22 +62,35 @@ def validate(
               1: findings (--self-test: a gate is broken)
               6: a gate could not tell, with --fail-on abstain
 
+    With --watch the exit code is the worst of all readings; it stays so when the watch is interrupted (130 where
+    nothing was found until then). A decision is compared by one reading only; findings that the reading before did not
+    have are new.
+
     An error is a warning marked experimental until it is on record as clean on this engine configuration. What
     could not be looked at is listed with its reason and never passes. kvctl explain CODE says what to do.
     """
     from agent.gates.runner import ALL_GATES, gate_of
 
     gates = tuple(gate_of(name) for name in gate) if gate else ALL_GATES
-    session = _Validation(gates, prefix, fail_on, planted=self_test)
-    show(options, Need.EVIDENCE, session.view)
+    session = _Validation(gates, prefix, fail_on, planted=self_test, watched=options.watch is not None)
+    try:
+        show(options, Need.EVIDENCE, session.view)
+    except KeyboardInterrupt:  # how a watch usually ends
+        if session.code is ExitCode.OK:
+            raise
     raise typer.Exit(session.code)
 
 
 class _Validation:
     """One run of the command: remembers the last snapshot and the worst exit code over ``--watch``."""
 
-    def __init__(self, gates: "Sequence[GateName]", prefix: str | None, fail_on: FailOn, *, planted: bool) -> None:
+    def __init__(
+        self, gates: "Sequence[GateName]", prefix: str | None, fail_on: FailOn, *, planted: bool, watched: bool
+    ) -> None:
         """Look at nothing yet."""
+        from inspector.readings import Watched
+
+        self._watched = Watched() if watched else None
         self._gates = gates
         self._prefix = prefix
         self._fail_on = fail_on
@@ -104,7 +117,10 @@ class _Validation:
 
             results, remarks = narrow(snapshot, results, self._prefix)
         self._judge(results)
-        return views.findings(snapshot, results, remarks=remarks)
+        report = views.findings(snapshot, results, remarks=remarks, watched=self._watched)
+        if self._watched is not None:
+            self._watched.take(results)
+        return report
 
     def _judge(self, results: "Sequence[GateResult]") -> None:
         from agent.model.finding import Severity, Verdict

@@ -22,6 +22,8 @@ class Receiver:
         self.metrics: list[Any] = []
         self.status = 200
         """What it answers."""
+        self.reason: str | None = None
+        """What it says to that; None: what HTTP says."""
         self.hold = threading.Event()
         """Requests wait until this is set."""
         self.hold.set()
@@ -77,7 +79,7 @@ def receiver() -> Iterator[Receiver]:
             kept.hold.wait(30.0)
             if kept.status == 200:
                 kept.take(self.path, body)
-            self.send_response(kept.status)
+            self.send_response(kept.status, kept.reason)
             self.send_header("Content-Type", "application/x-protobuf")
             self.send_header("Content-Length", "0")
             self.end_headers()

@@ -1,10 +1,14 @@
-"""A terminal that a test can look at: tmux with a server of its own.
+"""A terminal that a test can look at: tmux with a server of its own, or a bare pseudo-terminal for one command.
 
 Invariant: touches no other tmux server and no settings of the user; leaving the context ends what runs in it.
 """
 
+import os
+import pty
 import shlex
 import subprocess
+import termios
+import tty
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,6 +49,15 @@ class Terminal:
         except AssertionError as error:
             raise AssertionError(f"{error}; it shows\n{self.screen()}") from None
 
+    def title(self) -> str:
+        """Return the title that programs in it gave it."""
+        return self._tmux("display-message", "-p", "#{pane_title}")
+
+    def record(self, file: Path) -> None:
+        """Keep every byte that is written to it from now on; ``file`` is there at once."""
+        file.touch()
+        self._tmux("pipe-pane", f"cat >> {shlex.quote(str(file))}")
+
     def gone(self) -> bool:
         """Whether what ran in it has ended."""
         done = subprocess.run(["tmux", "-S", str(self.socket), "has-session"], capture_output=True, check=False)
@@ -79,3 +92,46 @@ def terminal(
             yield window
         finally:
             subprocess.run(["tmux", "-S", str(window.socket), "kill-server"], capture_output=True, check=False)
+
+
+def on_terminal(
+    command: Sequence[str], *, columns: int, environment: Mapping[str, str], folder: Path, errors: bool = True
+) -> str:
+    """Run a command whose output is a terminal; return what it wrote there, not a byte changed.
+
+    Args:
+        command: What to run; it reads nothing.
+        columns: Of the terminal.
+        environment: All its variables.
+        folder: Where it runs.
+        errors: Its standard error is the terminal too, not that of the test.
+    """
+    ours, theirs = pty.openpty()
+    tty.setraw(theirs)
+    termios.tcsetwinsize(theirs, (24, columns))
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs if errors else None,
+        env=environment,
+        cwd=folder,
+    )
+    os.close(theirs)
+    parts = []
+    try:
+        while part := _read(ours):
+            parts.append(part)
+        process.wait(timeout=120)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    return b"".join(parts).decode()
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65_536)
+    except OSError:  # the other end is closed
+        return b""
