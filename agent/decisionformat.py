@@ -29,7 +29,7 @@ class DecisionRecord:
     """What the engine knows of one admitted look-up, unexplained."""
 
     id: int
-    """Sequence number in the probe, from 1."""
+    """Sequence number in the probe, from 1; 0: the look-up of a request that waits for a tier, not decided yet."""
     time_ns: int
     """Wall clock, nanoseconds since the epoch."""
     step: int
@@ -43,7 +43,7 @@ class DecisionRecord:
     external: Tokens = 0
     """Tokens that a connector brought from another tier."""
     moving: bool = False
-    """They were still on their way when this was decided: the request waits for them."""
+    """The request waited for them: the table to explain it from is that of its record with number 0."""
     lookups: int = 1
     skipped: bool = False
     """The request asked not to read the cache."""

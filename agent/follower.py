@@ -7,12 +7,13 @@ that need it stay None. Used by :class:`agent.session.Session`; not thread-safe.
 import contextlib
 import os
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import replace
 
 from . import decisionformat
 from .client import Client
+from .decisionformat import DecisionRecord
 from .errors import DeadlineError, TargetError
 from .explain import explain
 from .model.decision import Decision
@@ -61,6 +62,20 @@ class EngineGhost:
         return {one: index for index, one in enumerate(self._chain)}
 
 
+def _settled(waited: Decision, record: DecisionRecord) -> Decision:
+    """Complete what was explained when a request began to wait with what came of it."""
+    return replace(
+        waited,
+        id=record.id,
+        time_ns=record.time_ns,
+        step=record.step,
+        engine_usable=record.engine_usable,
+        external=record.external,
+        lookups=record.lookups,
+        duration_ns=record.duration_ns,
+    )
+
+
 class Follower:
     """A joined reader.
 
@@ -79,6 +94,8 @@ class Follower:
         self.level = level
         self._fresh: list[Decision] = []
         self._recent: deque[Decision] = deque(maxlen=RECENT)
+        self._waiting: OrderedDict[str, Decision] = OrderedDict()
+        """Explained look-ups of requests that wait for another tier; each is decided when its request is admitted."""
         client.call("join", level=level.value, explain=True)
         descriptor = client.take_descriptor()
         try:
@@ -133,15 +150,23 @@ class Follower:
 
     def _decided(self, body: bytes) -> None:
         record = decisionformat.decode(body)
-        decision = record.to_decision()
-        reader = self._reader
+        if not record.id:
+            if len(self._waiting) >= RECENT:
+                self._waiting.popitem(last=False)
+            self._waiting[record.request] = self._explained(record)
+            return
+        waited = self._waiting.pop(record.request, None)
+        decided = _settled(waited, record) if record.moving and waited is not None else self._explained(record)
+        self._fresh.append(decided)
+        self._recent.append(decided)
+
+    def _explained(self, record: DecisionRecord) -> Decision:
+        decision, reader = record.to_decision(), self._reader
         known = record.exact and reader.complete and reader.epoch == record.epoch and record.chain is not None
         ghost = EngineGhost(self._client, record.chain, record.stamp) if known and record.chain else None
         if not known:
             decision = replace(decision, chain=None)
-        explained = explain(self._geometry, reader.table.presence(), ghost, decision)
-        self._fresh.append(explained)
-        self._recent.append(explained)
+        return explain(self._geometry, reader.table.presence(), ghost, decision)
 
     def take_decisions(self) -> tuple[Decision, ...]:
         """Return decisions since the last call, oldest first."""

@@ -51,6 +51,9 @@ stamp, tokens that a connector brings."""
 
 NO_LOOKUP: Final[Stash] = (1, -1, None, 0, 0, 0)
 
+UNDECIDED: Final = 0
+"""Number of a look-up that is shown to readers and is no decision yet."""
+
 
 class Recorder:
     """Record decisions.
@@ -65,6 +68,8 @@ class Recorder:
         self._counters = counters
         self.stash: OrderedDict[str, Stash] = OrderedDict()
         """Look-ups of requests that are not admitted yet."""
+        self.waiting: OrderedDict[str, int] = OrderedDict()
+        """What requests that wait for another tier could reuse without it, at the look-up that they wait for."""
         self._ring: deque[tuple[Any, ...]] = deque(maxlen=options["decisions_kept"])
         self._number = 0
         self._epoch = 0
@@ -103,6 +108,23 @@ class Recorder:
         if known is not None:
             self.stash[request] = (*known[:5], tokens)
 
+    def waits(
+        self, request: str, *, tokens: int, usable: int, external: int, resumed: bool, hashes: Sequence[bytes]
+    ) -> None:
+        """The request waits for ``external`` tokens from another tier: its table is now, its decision comes later.
+
+        Readers explain this look-up from the table that it saw; what came of it is known when it is admitted.
+        """
+        if len(self.waiting) >= STASH_LIMIT:
+            self.waiting.popitem(last=False)
+        self.waiting[request] = usable
+        if not self.explaining or self.feed is None:
+            return
+        lookups, step, duration_ns, epoch, stamp, _ = self.stash.get(request, NO_LOOKUP)
+        exact = step == self.step and epoch == self._epoch
+        head = (UNDECIDED, time.time_ns(), self.step, request[:MAX_ID], int(resumed), tokens, usable, external)
+        self._publish((*head, lookups, False, duration_ns, epoch, stamp, exact, (), True), hashes)
+
     def admitted(
         self,
         request: str,
@@ -117,14 +139,15 @@ class Recorder:
     ) -> None:
         """The request was admitted with what its latest look-up found: count and record the decision.
 
-        With ``moving`` it waits for what another tier is bringing, which is decided with it.
+        With ``moving`` it waited for another tier, which brought something: the look-up is that of :meth:`waits`.
         """
+        self.waiting.pop(request, None)
         lookups, step, duration_ns, epoch, stamp, external = self.stash.pop(request, NO_LOOKUP)
         self._number += 1
         phase = 1 if resumed else 0
         self._counters.admit(phase, tokens, usable, external, skipped, lookups, duration_ns)
         # A cut between look-up and admission (another request was looked up) moves the table past this look-up.
-        exact = bool(self.explaining) and step == self.step and epoch == self._epoch
+        exact = bool(self.explaining) and step == self.step and epoch == self._epoch and not moving
         row = (
             self._number,
             time.time_ns(),
@@ -196,6 +219,7 @@ class Recorder:
     def forget(self, request: str) -> None:
         """The request is gone without having been admitted."""
         self.stash.pop(request, None)
+        self.waiting.pop(request, None)
 
     def resize(self) -> None:
         """Take over a changed ``decisions_kept``."""

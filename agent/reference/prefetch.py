@@ -5,8 +5,11 @@ acknowledgement does not come is given up after a number of steps, and its pages
 Called by the scheduler.
 """
 
+import time
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Final
 
 from ..model.states import State
 from .config import EngineConfig
@@ -21,6 +24,8 @@ from .transfers import Acknowledgement
 GIVE_UP_STEPS = 64
 ATTEMPTS = 2
 """Prefetches of one admission; after that the request is computed."""
+WAIT_BUCKETS_S: Final = (1e-3, 5e-3, 25e-3, 0.1, 0.5, 2.5)
+"""Upper bounds of the histogram of waits, seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +35,7 @@ class _Load:
     wanted: tuple[tuple[int, bytes, int], ...]
     step: int
     epoch: int
+    began: float = field(default_factory=time.monotonic)
 
 
 class Prefetcher:
@@ -48,6 +54,11 @@ class Prefetcher:
         self.given_up = 0
         self.failed: dict[str, int] = {}
         self.loaded = 0
+        self.results = dict.fromkeys(("arrived", "failed", "expired", "dropped"), 0)
+        """Loads by their end; dropped: nobody waited any more, or the tiers were lost."""
+        self.waits = [0] * (len(WAIT_BUCKETS_S) + 1)
+        """Loads by how long a request waited for them, for each of :data:`WAIT_BUCKETS_S` and beyond."""
+        self.waited_s = 0.0
 
     def reserved(self) -> Mapping[State, int]:
         """Return the pages of each pool that wait for an acknowledgement."""
@@ -112,14 +123,20 @@ class Prefetcher:
                 self._pages.release(page)
         if good:
             self.loaded += len(load.pages)
+            load.request.fetched = max(load.request.fetched, load.request.promised)
         else:
             reason = done.error or "weights"
             self.failed[reason] = self.failed.get(reason, 0) + 1
-        self._wake(load.request)
+        self._end(load, "arrived" if good else "failed")
 
-    @staticmethod
-    def _wake(request: Request) -> None:
-        request.transfer = None
+    def _end(self, load: _Load, result: str) -> None:
+        """Count a load, and wake its request."""
+        waited_s = time.monotonic() - load.began
+        self.results[result] += 1
+        self.waits[bisect_left(WAIT_BUCKETS_S, waited_s)] += 1
+        self.waited_s += waited_s
+        request = load.request
+        request.transfer, request.promised = None, 0
         if request.status is RequestStatus.PREFETCHING:
             request.status = RequestStatus.WAITING
 
@@ -128,9 +145,9 @@ class Prefetcher:
         for number in [number for number, load in self._loads.items() if step - load.step > GIVE_UP_STEPS]:
             self._loads[number].request.tier_attempts = ATTEMPTS
             self.given_up += 1
-            self.drop(number)
+            self.drop(number, "expired")
 
-    def drop(self, number: int) -> None:
+    def drop(self, number: int, result: str = "dropped") -> None:
         """Give up one transfer."""
         load = self._loads.pop(number, None)
         if load is None:
@@ -138,7 +155,7 @@ class Prefetcher:
         self._tiers.transfers.abandon(number)
         for page in load.pages:
             self._pages.release(page)
-        self._wake(load.request)
+        self._end(load, result)
 
     def drop_all(self) -> None:
         """Give up every transfer."""

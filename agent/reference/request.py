@@ -51,7 +51,9 @@ class Request:
     """Its states come from a bounded replay: they are never offered to the cache."""
     tier_attempts: int = 0
     promised: int = 0
-    """Tokens that it will be able to reuse when what it waits for has come from another tier; 0: it waited for none."""
+    """Tokens that it will be able to reuse when the load that it waits for is acknowledged."""
+    fetched: int = 0
+    """Tokens that it could reuse after its loads that were acknowledged; 0: none, or all of them failed."""
     transfer: int | None = None
     """Transfer that it waits for."""
     arrived_step: int = 0

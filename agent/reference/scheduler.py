@@ -174,7 +174,7 @@ class Scheduler:
             request.status = RequestStatus.RUNNING
             request.tier_attempts = 0
             self.note_admitted(request, answer)
-            request.promised = 0
+            request.fetched = 0
             admitted.append(Admitted(request=request, plan=answer.plan, record=answer.record))
             count = min(len(request.tokens) - request.computed, self._engine.chunk, budget)
             if self.grow(request, request.computed + count):
@@ -195,7 +195,7 @@ class Scheduler:
             answer = self._reuser.look_up(request, step, tier=request.tier_attempts < ATTEMPTS)
             if answer.plan.load:
                 if self._prefetcher.start(request, answer.plan.load, step):
-                    request.promised = max(request.promised, answer.plan.boundary)
+                    request.promised = answer.plan.boundary
                     self.records.append(answer.record)
                     return answer
                 answer = self._reuser.look_up(request, step, tier=False)

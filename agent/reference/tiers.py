@@ -21,6 +21,8 @@ class _Slot:
     row: int
     elements: int
     ready: bool
+    forgotten: bool = False
+    """The host tier was lost while the copy into this row was under way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +146,9 @@ class Tiers:
             if self.disk is not None and done.error is None:
                 self.disk.acknowledge(store.name)
         elif (slot := self.host.get(store.name)) is not None:
-            slot.ready = True
+            slot.ready = done.error is None and not slot.forgotten
+            if not slot.ready:
+                self._free.append(self.host.pop(store.name).row)
         if store.name in self._dropped:
             self._dropped.discard(store.name)
             self.drop(store.name.group, store.name.key)  # waits again where the other copy is still under way
@@ -179,8 +183,10 @@ class Tiers:
 
     def forget_host(self) -> None:
         """Drop the host tier's pages, as a restart does; copies on their way are dropped as well."""
-        for name in [name for name, slot in self.host.items() if slot.ready]:
-            self._free.append(self.host.pop(name).row)
+        for name, slot in list(self.host.items()):
+            if slot.ready:
+                self._free.append(self.host.pop(name).row)
+            slot.forgotten = True
 
 
 def _into_host(pool: torch.Tensor, slot: _Slot, content: torch.Tensor) -> Job:

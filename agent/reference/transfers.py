@@ -78,6 +78,8 @@ class Transfers:
             error = failure.reason
         except OSError as failure:
             error = "full_disk" if failure.errno == 28 else "io_error"
+        except (MemoryError, RuntimeError):  # torch raises the second where a device has no memory left
+            error = "no_memory"
         if not self._faults.take(Fault.LOSE_ACKNOWLEDGEMENT):
             self._finished.put(Acknowledgement(number=number, content=content, error=error))
 

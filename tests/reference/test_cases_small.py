@@ -23,6 +23,7 @@ from agent.probe.lifecycle import Probe
 from agent.reference.config import EngineConfig, ModelConfig
 from agent.reference.disk import PageName
 from agent.reference.engine import Engine
+from agent.reference.faults import Fault
 from agent.reference.geometry import GroupName
 from agent.reference.keys import Chain, Identity
 from agent.session import Session
@@ -133,9 +134,37 @@ def test_case_13_a_file_that_is_too_short(tmp_path: Path) -> None:
     disk = engine.tiers.disk
     assert disk is not None
     assert disk.unusable == {"truncated": 1}
-    assert outcomes == [(Outcome.PREFETCHING, WHOLE)], "decided with what was on its way"
-    assert engine.scheduler.records[-1].reused < WHOLE, "and computed where it did not come"
+    reused = engine.scheduler.records[-1].reused
+    assert reused < WHOLE, "computed where it did not come"
+    assert [tokens for _, tokens in outcomes] == [reused], "and only what came is in the decision"
     assert [path.name for path in disk.quarantine.iterdir()] == [f"truncated-{victim}"]
+    engine.close()
+
+
+@pytest.mark.parametrize("fate", ["arrives", "fails", "is lost"])
+def test_only_what_a_load_brought_is_counted(fate: str, tmp_path: Path) -> None:
+    """A load that fails, or is never acknowledged, counts no token as brought: the decision is a recomputation."""
+    truth = Truth()
+    names = fill(tmp_path, truth)
+    engine = engine_on(tmp_path, truth)
+    if fate == "fails":
+        for name in names:
+            os.truncate(tmp_path / name, 9)
+    if fate == "is lost":
+        engine.faults.switch(Fault.LOSE_ACKNOWLEDGEMENT)
+    with followed(engine) as session:
+        outcomes = served(engine, session, truth)
+        counters = session.call("counters")["counters"]
+    came = WHOLE if fate == "arrives" else 0
+    assert outcomes == [(Outcome.PREFETCHING if came else Outcome.RECOMPUTE, came)]
+    assert (counters["reuse_external_tokens"], counters["reuse_engine_usable_tokens"]) == (came, 0)
+    assert counters["reuse_decisions"] == 1
+    assert bool(engine.prefetcher.failed) == (fate == "fails")
+    assert engine.prefetcher.given_up == (fate == "is lost")
+    result = {"arrives": "arrived", "fails": "failed", "is lost": "expired"}[fate]
+    ended = {name: value for name, value in counters.items() if name.startswith("prefetch{") and value}
+    assert ended.keys() == {f'prefetch{{result="{result}"}}'}
+    assert counters["prefetch_wait_seconds_count"] == sum(ended.values())
     engine.close()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,10 @@ import pytest
 
 from agent.reference.faults import EXPECTED
 from agent.reference.injection import ACTS
+from agent.session import open_target
 from kvctl.commands.demo import FAULTS
 from tests.support.reference import NIGHTLY
+from tests.support.waiting import wait_for
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "schema" / "demo.json"
 
@@ -41,6 +44,25 @@ def test_the_demo_tells_logical_from_usable(tmp_path: Path) -> None:
     assert (report["external_tokens"] > 0) == (report["outcomes"]["prefetching"] > 0)
     assert {entry["reason"] for entry in report["lost"]} & {"not_retained", "window_hole", "evicted"}
     assert [gate["gate"] for gate in report["gates"]] == ["block", "contract", "intersection", "alignment", "redlines"]
+
+
+def test_an_engine_that_dies_leaves_its_report(tmp_path: Path) -> None:
+    """The report of what was seen until then is printed, and the exit code says that the engine was lost."""
+    folder = tmp_path / "run"
+    folder.mkdir(mode=0o700)
+    env = {**os.environ, "KVCTL_RUNTIME_DIR": str(folder), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "kvctl", "demo", "--headless", "-o", "json", "--duration", "120s"]
+    demo = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    wait_for(lambda: any(folder.glob("engine-*.sock")), "an engine")
+    with open_target(socket=next(folder.glob("engine-*.sock"))) as session:
+        wait_for(lambda: len(session.decisions()) > 3, "some decisions")
+        os.kill(session.info.pid, signal.SIGKILL)
+    out, err = demo.communicate(timeout=60)
+    assert demo.returncode == 3, err
+    report = json.loads(out)
+    jsonschema.validate(report, json.loads(SCHEMA.read_text(encoding="utf-8")))
+    assert report["ended_early"]
+    assert json.loads(err)["error"] == "target"
 
 
 def test_without_a_terminal_there_is_a_next_step(tmp_path: Path) -> None:

@@ -14,7 +14,9 @@ from agent.reference.disk import Disk, PageName, UnusableFileError, decode, enco
 from agent.reference.engine import Engine
 from agent.reference.faults import Fault, Faults
 from agent.reference.lookup import TierStatus
+from agent.reference.transfers import Transfers
 from tests.support.reference import MODEL, Recorder, Truth, check_pages, swap_out
+from tests.support.waiting import wait_for
 
 KILLS = 200
 PAGES = 6
@@ -218,6 +220,22 @@ def test_a_restart_in_the_middle_keeps_answers_right(tmp_path: Path) -> None:
     engine.close()
 
 
+def test_a_copy_under_way_does_not_survive_host_memory(tmp_path: Path) -> None:
+    """Copies into host memory that were under way when it was lost are no entries of it, and their rows are free."""
+    engine = _engine(tmp_path, Truth(), host=200)
+    engine.submit("first", PROMPT, 1)
+    engine.run()
+    for pool in engine.pages.evictable.values():
+        for page in list(pool):
+            engine.pages.evict(page)
+    assert engine.tiers.host
+    engine.restart()
+    swap_out(engine)
+    assert not engine.tiers.host
+    assert len(engine.tiers._free) == 200
+    engine.close()
+
+
 @pytest.mark.parametrize("damage", ["truncate", "remove", "foreign", "flip"])
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_damaged_files_are_never_used(damage: str, when: str, tmp_path: Path) -> None:
@@ -312,3 +330,24 @@ def test_transfers_in_a_thread_give_the_same_answers(tmp_path: Path) -> None:
     assert recorder.worst(truth) < 1e-9
     assert engine.prefetcher.loaded > 0
     engine.close()
+
+
+@pytest.mark.parametrize(
+    "failure", [RuntimeError("out of memory"), MemoryError(), OSError(28, "full"), OSError(5, "io")]
+)
+def test_a_copy_that_fails_is_acknowledged_and_the_next_one_made(failure: Exception) -> None:
+    """Whatever a copy fails for, whoever waits for it is told, and the thread goes on."""
+
+    def fail() -> list[torch.Tensor]:
+        raise failure
+
+    transfers, done = Transfers(Faults(), threaded=True), []
+    wanted = {transfers.submit(fail), transfers.submit(lambda: [torch.zeros(1)])}
+
+    def both() -> bool:
+        done.extend(transfers.collect())
+        return {one.number for one in done} == wanted
+
+    wait_for(both, "both copies to be acknowledged")
+    assert [one.error is None for one in sorted(done, key=lambda one: one.number)] == [False, True]
+    transfers.close()

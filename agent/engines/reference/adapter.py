@@ -137,7 +137,7 @@ class ReferenceAdapter:
         patches.set(scheduler, "schedule", scheduled)
         patches.set(core, "execute", executed)
         patches.set(core, "between", guard.after(core.between, self._between))
-        lookups.hook(probe, scheduler, patches)
+        lookups.hook(probe, core, patches)
         self._hook_weights(probe, core)
 
     def _between(self, *_args: Any, **_kwargs: Any) -> None:
@@ -202,16 +202,33 @@ class ReferenceAdapter:
 
     def tiers(self) -> tuple[Tier, ...]:
         """Describe host memory and disk."""
-        tiers, found = self.core.tiers, []
+        tiers, prefetcher, found = self.core.tiers, self.core.prefetcher, []
+        loads = {"pages_brought_back": str(prefetcher.loaded), "loads_given_up": str(prefetcher.given_up)}
+        loads |= {f"loads_failed_{reason}": str(count) for reason, count in prefetcher.failed.items()}
         if tiers.pool is not None:
-            loaded = {"pages_brought_back": str(self.core.prefetcher.loaded)}
-            found.append(Tier(name="host", kind="host", entries=len(tiers.host), details=loaded))
+            found.append(Tier(name="host", kind="host", entries=len(tiers.host), details=loads))
+            loads = {}
         if tiers.disk is not None:
-            details = {f"unusable_{reason}": str(count) for reason, count in tiers.disk.unusable.items()}
+            details = loads | {f"unusable_{reason}": str(count) for reason, count in tiers.disk.unusable.items()}
             details["foreign"] = str(len(tiers.disk.foreign))
             details["restarts"] = str(self.core.counters.restarts)
             found.append(Tier(name="disk", kind="disk", entries=len(tiers.disk.ready), details=details))
         return tuple(found)
+
+    def counters(self) -> dict[str, float]:
+        """Return what the engine itself counts of its loads from other tiers, by catalogue name. Any thread."""
+        engine = self._engine()
+        if engine is None or not engine.tiers.on:
+            return {}
+        from ...reference.prefetch import WAIT_BUCKETS_S  # noqa: PLC0415 - only an engine of this kind has them
+
+        loads = engine.prefetcher
+        values = {f'prefetch{{result="{result}"}}': float(count) for result, count in loads.results.items()}
+        total = 0
+        for bound, count in zip((*WAIT_BUCKETS_S, None), loads.waits, strict=True):
+            total += count
+            values[f'prefetch_wait_seconds_bucket{{le="{"+Inf" if bound is None else f"{bound:g}"}"}}'] = total
+        return values | {"prefetch_wait_seconds_sum": loads.waited_s, "prefetch_wait_seconds_count": total}
 
     def hash_table(self) -> list[tuple[bytes, Any]]:
         """Copy the engine's index: key with its group behind it, and the pages that carry it."""

@@ -1,7 +1,8 @@
-"""Hooks on look-up, prefetch and admission: one decision for each admission, with what another tier brings for it.
+"""Hooks on look-up, prefetch and admission: one decision for each admission, with what another tier brought for it.
 
-Invariant: a request that waits for a tier is decided when the load begins, from the table of that look-up, and not
-again when it is admitted: what a load that failed did not bring is in the counters of the tier. Called by the adapter.
+Invariant: a request that waits for a tier is explained from the table at the look-up that began the load, and decided
+when it is admitted: with what the load brought, or like any other look-up where it brought nothing. Called by the
+adapter.
 """
 
 import time
@@ -10,20 +11,20 @@ from typing import Any
 from ...probe.patches import Patches
 
 
-def hook(probe: Any, scheduler: Any, patches: Patches) -> None:
-    """Put the hooks on a scheduler."""
-    guard, recorder = probe.guard, probe.recorder
+def hook(probe: Any, engine: Any, patches: Patches) -> None:
+    """Put the hooks on an engine and its scheduler."""
+    guard, recorder, scheduler = probe.guard, probe.recorder, engine.scheduler
     try_reuse, note_admitted = scheduler.try_reuse, scheduler.note_admitted
 
     def looked_up(request: Any, step: int) -> Any:
         if not guard.on:
             return try_reuse(request, step)
         guard.call(recorder.before_lookup)
-        promised, begin = request.promised, time.perf_counter_ns()
+        begin = time.perf_counter_ns()
         answer = try_reuse(request, step)
         guard.call(recorder.looked_up, request.id, time.perf_counter_ns() - begin)
-        if answer is not None and answer.plan.load and not promised:
-            guard.call(_fetching, recorder, request, answer.record)
+        if answer is not None and answer.plan.load and not request.fetched:
+            guard.call(_waits, recorder, request, answer.record)
         return answer
 
     def admitted(request: Any, answer: Any) -> Any:
@@ -31,31 +32,39 @@ def hook(probe: Any, scheduler: Any, patches: Patches) -> None:
             guard.call(_admitted, recorder, request, answer.record)
         return note_admitted(request, answer)
 
+    def cancelled(_result: Any, name: str) -> None:
+        recorder.forget(name)
+
     patches.set(scheduler, "try_reuse", looked_up)
     patches.set(scheduler, "note_admitted", admitted)
+    patches.set(engine, "cancel", guard.after(engine.cancel, cancelled))
 
 
-def _fetching(recorder: Any, request: Any, record: Any) -> None:
-    recorder.brought(request.id, record.external)
-    _note(recorder, request, record, usable=record.usable, moving=True)
+def _waits(recorder: Any, request: Any, record: Any) -> None:
+    recorder.waits(
+        request.id,
+        tokens=record.lookup_tokens,
+        usable=record.usable,
+        external=record.external,
+        resumed=request.preemptions > 0,
+        hashes=record.chain,
+    )
 
 
 def _admitted(recorder: Any, request: Any, record: Any) -> None:
-    if request.promised:
-        recorder.forget(request.id)  # decided when its load began
-        return
-    # What was mapped as it was; what a recovery route won beyond that is no claim that the states were there.
-    _note(recorder, request, record, usable=min(record.usable, record.reused), moving=False)
-
-
-def _note(recorder: Any, request: Any, record: Any, *, usable: int, moving: bool) -> None:
+    before = recorder.waiting.get(request.id)
+    brought = 0 if before is None else min(record.reused, request.fetched) - before
+    moving = brought > 0
+    if moving:
+        recorder.brought(request.id, brought)
     recorder.admitted(
         request.id,
         tokens=record.lookup_tokens,
-        usable=usable,
+        # What was mapped as it was; what a recovery route won beyond that is no claim that the states were there.
+        usable=before if moving else min(record.usable, record.reused),
         resumed=request.preemptions > 0,
         skipped=request.skip_cache,
-        hashes=record.chain,
+        hashes=() if moving else record.chain,
         trace=None,
         moving=moving,
     )
