@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .feedformat import STEP_SHIFT
+from .model.evidence import Weights
 from .model.snapshot import PageColumns
 from .model.states import KEY_BYTES
 
@@ -68,3 +69,18 @@ def ready(pages: PageColumns) -> NDArray[np.bool_]:
     if pages.tainted:
         good[np.fromiter(pages.tainted, np.int64, len(pages.tainted))] = False
     return good
+
+
+def of_older_weights(pages: PageColumns, weights: Weights | None) -> NDArray[np.bool_]:
+    """Return which pages were computed with other weights than now, shape (pages,); meaningless without a key."""
+    found = np.zeros(pages.count, np.bool_)
+    if weights is None:
+        return found
+    stamp = stamps(pages)
+    if (last := weights.last_of_all) is not None:
+        found |= stamp < np.uint64(weights.changes[last])
+    held = {int(page): mark for page, mark in weights.adapter_pages.items() if 0 <= int(page) < pages.count}
+    if held:
+        ids = np.fromiter(held, np.int64, len(held))
+        found[ids] |= stamp[ids] == np.fromiter(held.values(), np.uint64, len(held))
+    return found

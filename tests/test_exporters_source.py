@@ -269,6 +269,24 @@ def test_durations_become_a_histogram() -> None:
     assert sample.value.sum == pytest.approx(sum(one.duration_ns or 0 for one in engine.log) / 1e9)
 
 
+def test_counts_of_loads_and_of_what_was_taken_out() -> None:
+    """Loads by their end with the time that was waited, and pages by selector, come from the probe's own counters."""
+    counters = {
+        'prefetch{result="arrived"}': 3.0,
+        'prefetch{result="failed"}': 1.0,
+        'prefetch_wait_seconds_bucket{le="0.1"}': 3.0,
+        'prefetch_wait_seconds_bucket{le="+Inf"}': 4.0,
+        "prefetch_wait_seconds_sum": 0.7,
+        'invalidated_pages{selector="stale"}': 12.0,
+    }
+    found = {(item.metric.name, item.labels): item.value for item in of_counters(counters)}
+    assert found["prefetch", ("arrived",)] == 3
+    assert found["prefetch", ("failed",)] == 1
+    assert found["invalidated_pages", ("stale",)] == 12
+    assert found["prefetch_wait_seconds", ()] == Distribution(bounds=(0.1,), counts=(3, 1), sum=0.7)
+    assert len(found) == 4
+
+
 def test_gate_runs_are_counted_and_findings_shown() -> None:
     """Runs are counted by verdict; a code that was looked at without a finding is 0, one that was not is absent."""
     totals = GateTotals()

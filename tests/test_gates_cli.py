@@ -1,12 +1,16 @@
 """``kvctl validate``: formats, exit codes, narrowing, watching, self-test."""
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent.errors import UnsupportedError
-from agent.model.snapshot import Level
+from agent.model.decision import Decision, Outcome, Phase
+from agent.model.snapshot import Level, Snapshot
 from inspector.store import save
 from tests.support import cases
 from tests.support.cli import FakeSession, Runner, check_schema
@@ -82,6 +86,99 @@ def test_watching_keeps_the_worst_exit_code(run: Runner, tmp_path: Path) -> None
     ran = run("validate", "--snapshot", saved(tmp_path, "8"), "--watch", "-n", "2", "-i", "0.01", "-o", "jsonl")
     assert ran.code == 1
     assert [json.loads(line)["code"] for line in ran.out.splitlines()] == ["KV103", "KV106", "KV107"] * 2
+
+
+def live(monkeypatch: pytest.MonkeyPatch, *snapshots: Snapshot | type[BaseException]) -> None:
+    """Let a live engine show one snapshot after another; an exception is raised instead."""
+    left = list(snapshots)
+
+    class Changing(FakeSession):
+        def snapshot(self, **_: Any) -> Snapshot:
+            now = left.pop(0)
+            if isinstance(now, type):
+                raise now
+            return now
+
+    assert isinstance(snapshots[0], Snapshot)
+    session = Changing(snapshots[0])
+    monkeypatch.setattr("agent.session.open_target", lambda **_: session)
+
+
+WATCH = ("validate", "--watch", "-i", "0.01", "-o", "jsonl")
+
+
+def test_a_finding_is_new_once(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the reading before had is not new; what comes back after it was gone is; fewer pages are nothing new."""
+    clean, broken = cases.case_1(), cases.case_8()
+    live(monkeypatch, clean, broken, broken, clean, broken)
+    ran = run(*WATCH, "-n", "5")
+    lines = [json.loads(line) for line in ran.out.splitlines()]
+    for line in lines:
+        check_schema(line)
+    assert [line["new"] for line in lines if line["code"] == "KV103"] == [True, False, True]
+    live(monkeypatch, broken)
+    (first, *_) = run("validate", "-o", "json").json["findings"]
+    assert first["new"] is None, "one reading has nothing before it"
+
+
+def test_a_decision_is_compared_once(run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong reuse of the past is found by one reading, and the next ones say that an earlier one found it."""
+    wrong = cases.case_5()
+    wrong = replace(wrong, evidence=None, decisions=(decided(wrong, 1),))
+    later = replace(wrong, decisions=(*(wrong.decisions or ()), decided(wrong, 2)))
+    live(monkeypatch, wrong, wrong, later, later)
+    ran = run("validate", "--watch", "-i", "0.01", "-n", "4", "--gate", "3", "-o", "json")
+    readings, at = [], 0
+    while at < len(ran.out.rstrip()):
+        reading, at = json.JSONDecoder().raw_decode(ran.out, at)
+        at += 1
+        check_schema(reading)
+        readings.append(reading)
+    found = [[(item["code"], item["new"]) for item in reading["findings"]] for reading in readings]
+    assert found == [[("KV305", True)], [], [("KV305", True)], []]
+    assert [reading["earlier"] for reading in readings] == [[], ["KV305"], [], ["KV305"]]
+    assert "since the last check" in readings[1]["gates"][0]["abstained"]["KV305"]
+    live(monkeypatch, wrong, wrong)
+    shown = run("validate", "--watch", "-i", "0.01", "-n", "2", "--gate", "3").out
+    assert shown.index("new warning (experimental)") < shown.index("found by earlier readings: KV305")
+
+
+def decided(snapshot: Snapshot, number: int) -> Decision:
+    """Make a decision of an engine that reuses more than there is."""
+    return Decision(
+        id=number,
+        time_ns=number,
+        step=number,
+        request=f"r{number}",
+        phase=Phase.FIRST,
+        outcome=Outcome.REUSE,
+        lookup_tokens=64,
+        engine_usable=32,
+        logical=0,
+        usable=0,
+        external=0,
+        limiting_group=None,
+        limiting_state=None,
+        reason=None,
+        per_group=(0,) * len(snapshot.geometry.groups),
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "words", "code"),
+    [
+        (cases.case_1, ("--gate", "1"), 130),
+        (cases.case_8, ("--gate", "1"), 1),
+        (cases.case_8, ("--gate", "1", "--fail-on", "error"), 130),
+        (cases.case_1, ("--fail-on", "abstain"), 6),
+    ],
+)
+def test_an_interrupted_watch_keeps_its_verdict(
+    run: Runner, monkeypatch: pytest.MonkeyPatch, make: Callable[[], Snapshot], words: tuple[str, ...], code: int
+) -> None:
+    """Ctrl-C ends a watch with the worst of its readings; with 130 where there was nothing to say."""
+    live(monkeypatch, make(), make(), KeyboardInterrupt)
+    assert run(*WATCH, *words).code == code
 
 
 def test_self_test(run: Runner, tmp_path: Path) -> None:

@@ -99,6 +99,26 @@ def test_the_hosts_own_errors_pass_and_are_not_observed() -> None:
     assert seen == []
 
 
+def test_around_comes_back_whatever_the_host_does() -> None:
+    """Both sides are called with what was asked, the second is told of a failure, and neither changes anything."""
+    seen: list[Any] = []
+    guard = Guard(limits=Limits(error_limit=1000))
+    host = Host()
+    watched = [
+        guard.around(method, lambda *args: seen.append(args), lambda failed, *args: seen.append((failed, *args)))
+        for method in (host.work, host.fail)
+    ]
+    assert watched[0](2) == 2
+    with pytest.raises(LookupError, match="the host's own"):
+        watched[1]()
+    assert seen == [(2,), (False, 2), (), (True,)]
+    assert guard.around(host.work, broken, broken)(1) == 3
+    assert guard.errors == 2
+    guard.open("switched off")
+    assert watched[0](1) == 4
+    assert len(seen) == 4
+
+
 def test_breaker_opens_after_errors_and_hooks_leave() -> None:
     """After the limit every hook is gone, the host works on, the reason is kept."""
     said: list[str] = []

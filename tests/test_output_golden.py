@@ -42,7 +42,8 @@ def test_golden(
     run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, view: str, width: int
 ) -> None:
     """Each view of each engine looks as it did when somebody last looked at it, and no line is too long."""
-    file = tmp_path / "s.kvsnap"
+    monkeypatch.chdir(tmp_path)
+    file = Path("s.kvsnap")  # the name is in the texts
     save(MAKERS[engine](), file, reveal=True)
     monkeypatch.setenv("COLUMNS", str(width))
     command = view.format(broken=BROKEN[engine], decision=DECISION[engine])

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..model.snapshot import Consistency, PageColumns, Snapshot
 from .report import GateReport
-from .view import View
+from .view import View, instance
 
 FENCE = "commit_fence"
 """Capability of the probe without which nobody knows what was computed."""
@@ -183,7 +183,7 @@ def _generations(view: View, report: GateReport, previous: Snapshot | None) -> N
             first = moved[0]
             how = f"generation {first.stamp_checked} when checked, {first.stamp_bound} when bound"
             report.add("KV113", pages=[item.bound for item in moved], count=len(moved), how=how, request=first.request)
-    if previous is None or previous.pages is None or _instance(previous) != _instance(view.snapshot):
+    if previous is None or previous.pages is None or instance(previous) != instance(view.snapshot):
         report.cannot(
             ["KV113"], "binds are not compared by this probe, and there is no earlier snapshot to compare with"
         )
@@ -198,7 +198,3 @@ def _generations(view: View, report: GateReport, previous: Snapshot | None) -> N
     if len(silent):
         how = f"another key under the same generation {int(view.stamp[silent[0]])}"
         report.add("KV113", pages=silent, count=len(silent), how=how)
-
-
-def _instance(snapshot: Snapshot) -> tuple[int, int]:
-    return snapshot.engine.pid, snapshot.engine.start_ticks

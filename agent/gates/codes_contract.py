@@ -16,9 +16,11 @@ CONTRACT_CODES = (
         severity=_E,
         title="weights changed, cache not reset",
         sentence="{count} cached [page was|pages were] computed with older weights ({cause}), first page {page}",
-        cause="Weights were updated, reloaded or replaced by another adapter under the same name; engines leave the "
-        "decision to reset the prefix cache to the operator.",
-        confirm="`kvctl fingerprint show` names the change; the stamps of the pages are older than it.",
+        cause="Weights were updated, reloaded or put back after a sleep, or an adapter was replaced under the same "
+        "name; engines leave the decision to reset the prefix cache to the operator.",
+        confirm="`kvctl fingerprint show` names the change; the stamps of the pages are older than it. After a change "
+        "of one LoRA adapter only its own pages count, or all older ones where nobody knows whose they are: the agent "
+        "came when the cache was filled already, or the adapter has more than 65,536 pages.",
         remedy="Remove exactly the stale pages.",
         command="kvctl invalidate stale",
         reports=(vllm(46125), vllm(42125), vllm(9744), "https://github.com/InternLM/lmdeploy/issues/4917"),

@@ -7,8 +7,10 @@ the code abstains. Called by ``agent.gates.runner``.
 from statistics import median
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ..model.evidence import Evidence, TierReport, WorkerTensor
+from ..columns import of_older_weights
+from ..model.evidence import Evidence, TierReport, Weights, WorkerTensor
 from ..model.states import State
 from .alignment import no_host
 from .report import GateReport
@@ -34,7 +36,7 @@ def check(view: View, report: GateReport) -> None:
 
 
 def _weights(view: View, report: GateReport, evidence: Evidence) -> None:
-    """KV201: pages registered before the last change of the weights.
+    """KV201: pages registered before the last change of all weights, or with older bytes of their adapter.
 
     A page stamped 0 was registered before the agent came, so before every change that the agent saw.
     """
@@ -52,14 +54,22 @@ def _weights(view: View, report: GateReport, evidence: Evidence) -> None:
         report.looked("KV201", max(int(view.keyed.sum()), 1))
         return
     report.looked("KV201", int(view.keyed.sum()), empty="no page carries a key")
-    change = weights.changes[-1]
-    stale = np.flatnonzero(view.keyed & (view.stamp < np.uint64(change)))
+    stale = np.flatnonzero(view.keyed & of_older_weights(view.columns, weights))
     if not len(stale):
         return
+    change = weights.changes[-1]
     good = change if weights.last_good is None else weights.last_good
-    doubtful = int((view.stamp[stale] >= np.uint64(good)).sum())
-    cause = weights.causes[-1] if weights.causes else "unknown change"
+    doubtful = int(((view.stamp[stale] >= np.uint64(good)) & (view.stamp[stale] < np.uint64(change))).sum())
+    cause = _cause(weights, view.stamp[stale])
     report.add("KV201", pages=stale, count=len(stale), cause=cause, doubtful=doubtful, change=change)
+
+
+def _cause(weights: Weights, stamps: NDArray[np.uint64]) -> str:
+    """Name the change that made these pages stale: one of all weights if it made any of them so."""
+    last = weights.last_of_all
+    of_all = last is not None and bool((stamps < np.uint64(weights.changes[last])).any())
+    place = last if of_all and last is not None else len(weights.changes) - 1
+    return weights.causes[place] if place < len(weights.causes) else "unknown change"
 
 
 def _pinned(report: GateReport, evidence: Evidence) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from ..model.decision import Decision, Hit
 from ..model.evidence import EngineLookup, Evidence
 from ..model.groups import Geometry, Group
-from ..model.snapshot import Consistency
+from ..model.snapshot import Consistency, Snapshot
 from ..model.states import ResumeKind, Tokens
 from ..resume import KV305, evaluate, explain_difference
 from .losses import check_losses
@@ -44,11 +44,18 @@ class _Comparison:
     lookup: EngineLookup | None = None
 
 
-def check(view: View, report: GateReport) -> None:
-    """Run gate 3."""
+def check(view: View, report: GateReport, previous: Snapshot | None = None) -> None:
+    """Run gate 3.
+
+    Args:
+        view: The snapshot.
+        report: Where to say it.
+        previous: An earlier snapshot of the same engine: what happened to its decisions was said then.
+    """
     evidence = view.snapshot.evidence or _NOBODY
-    _compare(view, report, evidence)
-    check_losses(view, report)
+    fresh = view.decisions_since(previous)
+    _compare(view, report, evidence, fresh)
+    check_losses(view, report, fresh)
     check_parts(view, report, evidence)
     check_stranded(view, report)
 
@@ -58,7 +65,7 @@ def marginless(geometry: Geometry) -> Geometry:
     return replace(geometry, groups=tuple(replace(group, draft=False) for group in geometry.groups))
 
 
-def _compare(view: View, report: GateReport, evidence: Evidence) -> None:
+def _compare(view: View, report: GateReport, evidence: Evidence, fresh: tuple[Decision, ...]) -> None:
     """KV305, KV306, KV307."""
     geometry = view.snapshot.geometry
     if not geometry.caching:
@@ -70,7 +77,11 @@ def _compare(view: View, report: GateReport, evidence: Evidence) -> None:
         return
     lookups, reason = _comparable_lookups(view, evidence)
     presence = KeyPresence(view, (key for lookup in lookups for key in lookup.chain))
-    pairs = [*_from_lookups(geometry, lookups, presence), *_from_decisions(geometry, view.snapshot.decisions)]
+    pairs = [*_from_lookups(geometry, lookups, presence), *_from_decisions(geometry, fresh)]
+    if not pairs and len(fresh) < len(view.snapshot.decisions or ()):
+        for code in _COMPARED:
+            report.looked(code, 0, empty="no look-up was made since the last check")
+        return
     if not pairs and evidence.lookups == () and view.snapshot.pages is not None:
         for code in _COMPARED:
             report.looked(code, 0, empty="the engine knows no request that it could look up")
@@ -128,9 +139,9 @@ def _from_lookups(geometry: Geometry, lookups: Sequence[EngineLookup], presence:
         )
 
 
-def _from_decisions(geometry: Geometry, decisions: tuple[Decision, ...] | None) -> Iterator[_Comparison]:
+def _from_decisions(geometry: Geometry, decisions: tuple[Decision, ...]) -> Iterator[_Comparison]:
     """Decisions were explained from the table at their look-up; with drafts only up to the margin, so not here."""
-    if decisions is None or any(group.draft for group in geometry.groups):
+    if any(group.draft for group in geometry.groups):
         return
     for decision in decisions:
         if decision.usable is None or decision.skipped:

@@ -38,22 +38,32 @@ class _Loss:
     ids: set[int] = field(default_factory=set)
 
 
-def check_losses(view: View, report: GateReport) -> None:
-    """Run KV301-304, KV308, KV309 and KV312 over the decisions."""
+def check_losses(view: View, report: GateReport, fresh: tuple[Decision, ...]) -> None:
+    """Run KV301-304, KV308, KV309 and KV312 over the decisions.
+
+    Args:
+        view: The snapshot.
+        report: Where to say it.
+        fresh: Decisions that no check has seen yet; what only they lost is said. What still waits, and what is usual,
+            is told by all of them.
+    """
     decisions = view.snapshot.decisions
     if decisions is None:
         report.cannot(_CODES, "no decisions were read")
         return
     explained = [decision for decision in decisions if decision.logical is not None]
-    for code in (*_LOSSES.values(), "KV308"):
-        report.looked(code, len(explained), empty="no decision was explained from a page table")
-    for (reason, group), loss in _collect(explained).items():
+    new = [decision for decision in fresh if decision.logical is not None]
+    none_new = "no decision was explained from a page table" + (" since the last check" if explained else "")
+    for code in _LOSSES.values():
+        report.looked(code, len(new), empty=none_new)
+    report.looked("KV308", len(explained), empty=none_new)
+    for (reason, group), loss in _collect(new).items():
         _add(view, report, reason, group, loss)
     waiting = _overdue(view, explained)
     if waiting:
         report.add("KV308", count=len(waiting), name=f"of request {waiting[-1].request}")
     _collapse(view, report, explained)
-    _joined(view, report, decisions)
+    _joined(view, report, fresh, made=bool(decisions))
 
 
 def _overdue(view: View, decisions: list[Decision]) -> list[Decision]:
@@ -150,13 +160,13 @@ def _collapse(view: View, report: GateReport, decisions: list[Decision]) -> None
             report.add("KV309", group=group.id, count=len(subject), name=group.name)
 
 
-def _joined(view: View, report: GateReport, decisions: tuple[Decision, ...]) -> None:
+def _joined(view: View, report: GateReport, decisions: tuple[Decision, ...], *, made: bool) -> None:
     """KV312: tokens from elsewhere on top of a local prefix of a recurrent group."""
     recurrent = [group for group in view.required if group.kind is ResumeKind.RECURRENT]
     if not recurrent:
         report.looked("KV312", 0, empty="no group is recurrent")
         return
-    report.looked("KV312", len(decisions), empty="no decision was made yet")
+    report.looked("KV312", len(decisions), empty=f"no decision was made {'since the last check' if made else 'yet'}")
     evidence = view.snapshot.evidence
     tiers = () if evidence is None else evidence.tiers or ()
     if tiers and all(group.state in (tier.states or ()) for tier in tiers for group in recurrent):

@@ -52,7 +52,8 @@ def run(
     Args:
         snapshot: What is judged.
         gates: Which gates.
-        previous: An earlier snapshot of the same engine: content that changed under one generation is then seen.
+        previous: An earlier snapshot of the same engine that was judged: content that changed under one generation is
+            then seen, and decisions that it holds are not compared again.
         plan: A plan to be judged against the snapshot: stamp of each page when it was made.
         record: Configurations on record as clean (decides which errors are experimental).
 
@@ -85,7 +86,7 @@ def _run_one(
         case GateName.CONTRACT:
             contract.check(view, report)
         case GateName.INTERSECTION:
-            intersection.check(view, report)
+            intersection.check(view, report, previous)
         case GateName.ALIGNMENT:
             alignment.check(view, report)
         case GateName.REDLINES:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..model.decision import Decision
 from ..model.groups import Group
 from ..model.snapshot import PageColumns, RequestInfo, Snapshot
 from ..model.states import Requirement, ResumeKind
@@ -50,6 +51,11 @@ def _holds_nothing(request: RequestInfo) -> bool:
     return request.status in {"waiting", "preempted"} and request.computed_tokens == 0
 
 
+def instance(snapshot: Snapshot) -> tuple[int, int]:
+    """Which run of which engine a snapshot is of."""
+    return snapshot.engine.pid, snapshot.engine.start_ticks
+
+
 class View:
     """Lazy arrays over one snapshot; arrays of n pages are indexed by page id.
 
@@ -59,6 +65,14 @@ class View:
 
     def __init__(self, snapshot: Snapshot) -> None:
         self.snapshot = snapshot
+
+    def decisions_since(self, previous: Snapshot | None) -> tuple[Decision, ...]:
+        """Decisions that an earlier snapshot of the same engine does not hold yet; all of them without one."""
+        decisions = self.snapshot.decisions or ()
+        if previous is None or not previous.decisions or instance(previous) != instance(self.snapshot):
+            return decisions
+        last = max(decision.id for decision in previous.decisions)
+        return tuple(decision for decision in decisions if decision.id > last)
 
     @property
     def columns(self) -> PageColumns:

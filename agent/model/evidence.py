@@ -47,6 +47,10 @@ class Weights:
     """Stamps (``step << 20 | call``) of the change points, rising: pages stamped lower were computed before that."""
     causes: tuple[str, ...] = ()
     """One word for each change point: ``update``, ``reload``, ``lora``, ``wake``, ``digest``."""
+    adapters: tuple[int | None, ...] = ()
+    """For each change point the LoRA adapter that it is about; None, or shorter than the others: all weights."""
+    adapter_pages: Mapping[PageId, int] = field(default_factory=dict)
+    """Pages computed with older bytes of one adapter, each with the stamp under which that holds."""
     last_good: int | None = None
     """Stamp at the last digest that matched, where the change was found by a digest; pages from here to the change
     point are doubtful and count as stale."""
@@ -55,6 +59,13 @@ class Weights:
     """The digest covers all tensors: a partial one can fail, it cannot pass."""
     watched: bool = True
     """Every path that changes weights is hooked; False: only digests tell."""
+
+    @property
+    def last_of_all(self) -> int | None:
+        """Index of the last change point that is about all weights: every page stamped below it is of older ones."""
+        about = (*self.adapters, *(None for _ in self.changes[len(self.adapters) :]))
+        found = [place for place, adapter in enumerate(about[: len(self.changes)]) if adapter is None]
+        return found[-1] if found else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 PAGES_SHOWN = 50
 
+UNNAMED = "unknown"
+SELECTORS = ("hash", "request", "tokens", "page", "group", "state", "stale", "all", UNNAMED)
+"""Kinds of selector that pages are counted by; a plan that names none is counted as the last."""
+
 
 class Changes:
     """Plan and apply.
@@ -26,8 +30,16 @@ class Changes:
 
     def __init__(self, probe: "Probe") -> None:
         self._probe = probe
-        self.invalidated_pages = 0
+        self._invalidated = dict.fromkeys(SELECTORS, 0)
         self.refused_plans = 0
+
+    def took(self, selector: str, pages: int) -> None:
+        """Count pages that were taken out, by the kind of selector that named them."""
+        self._invalidated[selector if selector in self._invalidated else UNNAMED] += pages
+
+    def read(self) -> dict[str, float]:
+        """Return the counters by catalogue name. Any thread."""
+        return {f'invalidated_pages{{selector="{name}"}}': pages for name, pages in self._invalidated.items()}
 
     def plan(self, pages: Sequence[int], keys: Iterable[tuple[int, bytes]]) -> dict[str, Any]:
         """Name what a change would take: every key of the pages, and every page of those keys, with their stamps."""
@@ -77,7 +89,7 @@ class Changes:
         keys = [(int(entry["group"]), bytes.fromhex(entry["key"])) for entry in entries]
         removed = self._probe.adapter.evict(keys, quarantine=quarantine, groups=groups)
         total = sum(removed.values())
-        self.invalidated_pages += total
+        self.took(str(plan.get("selector")), total)
         try:
             log.write(uid, pid, "invalidate", {"planned": planned, "removed": total, "result": "done"})
         except (RefusedError, OSError) as error:

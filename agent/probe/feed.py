@@ -9,7 +9,7 @@ Always on, also with nobody reading: one stamp a page and the commit fence. Read
 """
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from .. import feedformat as wire
@@ -53,8 +53,8 @@ class Feed:
         self._port = pool_port
         self._ring_bytes = ring_bytes
         self._on_off = on_off
-        self.on_weights_change: Callable[[], object] | None = None
-        """Told of every change of the weights, after it was noted."""
+        self.on_weights_change: Callable[[Collection[str]], object] | None = None
+        """Told of every change of the weights, after it was noted, and which running requests are of the old ones."""
         self.reason: str | None = None
         """Why the feed is off; None while it works."""
         self.epoch = 0
@@ -306,9 +306,20 @@ class Feed:
     def note_weights_change(self, step: int) -> None:
         """Pages computed by calls after ``step`` belong to another weights epoch."""
         self.stamps.note_weights_change(step)
-        self.fence.note_weights_change(self.stamps.weights[-1])
+        running = self._port.requests()
+        self.fence.note_weights_change(self.stamps.weights[-1], running)
         if self.on_weights_change is not None:
-            self.on_weights_change()
+            self.on_weights_change(running)
+
+    def note_adapter_change(self, pages: Mapping[int, int], requests: Collection[str]) -> None:
+        """One adapter has other bytes: its ``pages`` (with their stamps) and ``requests`` are of the old ones."""
+        self.fence.note_adapter_change(pages, requests)
+        if self.on_weights_change is not None:
+            self.on_weights_change(requests)
+
+    def adapter_pages(self) -> dict[int, int]:
+        """Return pages computed with older bytes of one adapter, each with the stamp for which this holds."""
+        return dict(self.fence.outdated)
 
     def stale_pages(self, start: int, stop: int) -> list[int]:
         """Return the pages ``start .. stop`` that carry a key and belong to other weights, or build on such."""

@@ -9,7 +9,7 @@ Why it is needed: the engine registers keys when it allocates. Under priority sc
 it has already scheduled in the same call; the keys stay (upstream issue 57580).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import compress
 from typing import Any
 
@@ -37,6 +37,8 @@ class Fence:
         """Stamp of a registration -> its pages."""
         self.tainted: dict[int, int] = {}
         """Page -> the stamp under which it is tainted."""
+        self.outdated: dict[int, int] = {}
+        """Page -> the stamp under which it was computed with older bytes of one adapter."""
         self.new_never: list[int] = []
         self.new_tainted: list[tuple[int, int]] = []
         """(stamp, page), not yet told to readers."""
@@ -51,15 +53,32 @@ class Fence:
         self._cursor = 0  # how far the pool was looked through for such pages
         self._old_left = False
 
-    def note_weights_change(self, before: int) -> None:
+    def note_weights_change(self, before: int, running: Iterable[str]) -> None:
         """Pages stamped below ``before`` belong to other weights, and what is computed on top of them is tainted.
 
         That holds for requests that reuse such a page, and for those that run on while the weights change.
         """
         self._old = before
         self._cursor, self._old_left = 0, False
+        self.outdated.clear()
+        self._carry(running)
+
+    def note_adapter_change(self, pages: Mapping[int, int], requests: Iterable[str]) -> None:
+        """These pages, each with its stamp, are of older bytes of one adapter, and so is what these requests hold.
+
+        Pages of other adapters, and of none, stay as they are.
+        """
+        self.outdated.update(pages)
+        self._bad.update(pages)
+        self._prune_at = max(self._prune_at, 2 * len(self._bad))
+        self._carry(requests)
+
+    def _carry(self, requests: Iterable[str]) -> None:
+        """What these running requests hold is bad, pages without a key among it; the others are looked at anew."""
         self._clean.clear()
-        self._carriers.clear()
+        for request in requests:
+            if tables := self._port.tables(request):
+                self._carriers[request] = tables[0]
 
     def scheduled(self, requests: Collection[str]) -> bool:
         """Judge the registrations of a schedule call that scheduled ``requests``.
@@ -75,13 +94,13 @@ class Fence:
         for _, entries in folded:
             missing.update([entry[0] for entry in entries if entry[0] not in requests])
         missing.discard(None)
-        wrong = bool(missing or self._bad or self._old)
+        wrong = bool(missing or self._bad or self._old or self._carriers)
         if wrong:
             stamps.fold()
         if missing:
             for first, entries in folded:
                 self._brand(first, entries, missing)
-        if self._bad or self._old:
+        if self._bad or self._old or self._carriers:
             self._find_carriers(requests)
             for first, entries in folded:
                 self._taint(first, entries)
@@ -156,12 +175,12 @@ class Fence:
 
     def stale_pages(self, start: int, stop: int) -> list[int]:
         """Return the pages ``start .. stop`` that carry a key and belong to other weights, or build on bad ones."""
-        old, stamps, tainted = self._old, self._stamps.page_stamps, self.tainted
+        old, stamps, tainted, outdated = self._old, self._stamps.page_stamps, self.tainted, self.outdated
         tokens = self._port.tokens(self._port.take(start, stop))
         return [
             page
             for page, held in enumerate(tokens, start)
-            if held and (stamps[page] < old or tainted.get(page) == stamps[page])
+            if held and (stamps[page] < old or stamps[page] in {tainted.get(page), outdated.get(page)})
         ]
 
     def _look_for_old(self) -> None:
@@ -193,6 +212,8 @@ class Fence:
             for page in self._registered(entry):
                 mark = page_stamps[page]
                 same_call = (mark ^ stamp) & CALL_MASK == 0
+                if mark < self._old:  # of a batch that was on its way when the weights changed: old itself
+                    continue
                 if same_call and mark not in self.never and self.tainted.get(page) != mark:
                     self.tainted[page] = mark
                     self.new_tainted.append((mark, page))
@@ -222,11 +243,12 @@ class Fence:
         kept = set(self._bad.values())
         self.never = {stamp: pages for stamp, pages in self.never.items() if stamp in kept}
         self.tainted = {page: stamp for page, stamp in self.tainted.items() if self._bad.get(page) == stamp}
+        self.outdated = {page: stamp for page, stamp in self.outdated.items() if self._bad.get(page) == stamp}
         self._prune_at = max(PRUNE_AT, 2 * len(self._bad))
         self._steps = 0
+        self._forget()
         if not self._bad and not self._old:
             self._clean.clear()
-            self._carriers.clear()
         self.shrunk = self.shrunk or len(self.never) + len(self.tainted) != before
 
     def forget_news(self) -> None:
@@ -240,6 +262,7 @@ class Fence:
         self.shrunk = self.shrunk or bool(self._bad)
         self.never.clear()
         self.tainted.clear()
+        self.outdated.clear()
         self._bad.clear()
         self._old = 0
         self._clean.clear()

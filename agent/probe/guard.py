@@ -148,6 +148,30 @@ class Guard:
 
         return stand_in
 
+    def around(
+        self, original: Callable[..., Any], begin: Callable[..., object], end: Callable[..., object]
+    ) -> Callable[..., Any]:
+        """Return a stand-in for ``original`` between ``begin(*args, **kwargs)`` and ``end(failed, *args, **kwargs)``.
+
+        For calls that may have done something although they raised: ``end`` comes in any case. Not timed.
+        """
+
+        @functools.wraps(original)
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            if not self.on:
+                return original(*args, **kwargs)
+            self.quiet(begin, *args, **kwargs)
+            failed = True
+            try:
+                result = original(*args, **kwargs)
+                failed = False
+            finally:
+                if self.on:
+                    self.quiet(end, failed, *args, **kwargs)
+            return result
+
+        return stand_in
+
     def quiet(self, fn: Callable[..., object], *args: Any, **kwargs: Any) -> None:
         """Run ``fn``, not timed: it only appends to a list, or it is part of something that is timed."""
         try:

@@ -30,7 +30,7 @@ from .safepoint import SafePoint
 from .server import Server
 from .stale import removal_of
 from .standing import WHAT_WORKS, Standing
-from .weightwalk import read_soon
+from .weightwalk import Readings
 
 if TYPE_CHECKING:
     from ..engines.base import Adapter
@@ -79,6 +79,7 @@ class Probe:
         self.geometry_plain: Any = None  # as JSON values: it never changes and is part of many answers
         self.pages = 0
         self.feed: Any = None
+        self.readings: Readings | None = None
         self.server: Server | None = None
         self.audit_log = AuditLog(None, (0, 0))
         self._environ = env
@@ -88,7 +89,7 @@ class Probe:
         self.before_shadow: Callable[[], object] | None = None
         """What an adapter left for the shadow of the batch."""
         self._scheduled: Iterable[str] = ()
-        self._ahead = 0  # the schedule call that the feed was told of as soon as the one before it was settled
+        self.ahead = 0  # the schedule call that the feed was told of as soon as the one before it was settled
         self._kill_at: float | None = None
         self._stopping = 0  # no; then it counts the ticks until the socket goes
 
@@ -129,7 +130,8 @@ class Probe:
         self._listen(ticks)
         forks.watch(self)
         if self.standing.has("weights_digest"):
-            read_soon(self.safe_point, adapter)
+            self.readings = Readings(self.safe_point, adapter)
+            self.readings.ask()
 
     def _start_feed(self) -> None:
         if not self.standing.has("feed"):
@@ -249,7 +251,7 @@ class Probe:
         finally:  # the new batch has a number of its own, whatever became of the last one
             self.recorder.step = step
         feed = self.feed
-        if feed is not None and (self._ahead != step or feed.stamps.log):
+        if feed is not None and (self.ahead != step or feed.stamps.log):
             feed.before_schedule(step)
 
     def end_schedule(self, output: object, scheduled: Iterable[str]) -> None:
@@ -275,7 +277,7 @@ class Probe:
             feed.shadow()
             self.ghost.complete = self.ghost.complete and not feed.stamps.dropped
             feed.before_schedule(step + 1)
-            self._ahead = step + 1
+            self.ahead = step + 1
 
     def begin_update(self, _output: object) -> None:
         """Results are about to be processed. Engine's thread."""
@@ -388,7 +390,7 @@ class Probe:
                 "engine_steps": self.recorder.step,
                 "ghost_keys": len(self.ghost),
                 "ghost_forgotten": self.ghost.forgotten,
-                **(self.ledger.read() | getattr(self.adapter, "counters", dict)()),
+                **(self.changes.read() | self.ledger.read() | getattr(self.adapter, "counters", dict)()),
             }
         )
 

@@ -5,7 +5,7 @@ without the audit log. Engine's thread.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .safepoint import AGAIN, Job
@@ -36,10 +36,16 @@ class StaleRemoval:
         self._cursor = 0
         self._removed = 0
         self._job: Job | None = None
+        self._running: set[str] = set()
 
-    def changed(self) -> None:
-        """The weights changed: look through the whole pool from its first page on."""
+    def changed(self, running: Collection[str]) -> None:
+        """The weights changed: look through the whole pool from its first page on.
+
+        Args:
+            running: Requests that are computed with the old ones, in part.
+        """
         self._cursor = 0
+        self._running.update(running)
         if self._job is None:
             self._removed = 0
             submit = self._probe.safe_point.submit
@@ -49,13 +55,18 @@ class StaleRemoval:
         probe = self._probe
         if self._cursor == 0:
             self._write("begun")
+            # Not only those that hold a page with a key: what another fills next is half of the older weights.
+            hold_back = getattr(probe.adapter, "hold_back", None)
+            if hold_back is not None:
+                hold_back(self._running)
+            self._running.clear()
         stop = min(self._cursor + SLICE_PAGES, probe.pages)
         pages = probe.feed.stale_pages(self._cursor, stop)
         if pages:
             # The requests that hold such pages go on, and what they register on top is taken out as well.
             removed = probe.adapter.evict(probe.adapter.keys_of(pages), quarantine=True)
             self._removed += sum(removed.values())
-            probe.changes.invalidated_pages += sum(removed.values())
+            probe.changes.took("stale", sum(removed.values()))
         self._cursor = stop
         if stop < probe.pages:
             return AGAIN

@@ -13,10 +13,13 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import compress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..feedformat import CALL_MASK, LATE_CALLS, LOADED_CALLS, STEP_SHIFT, UPDATE_CALLS
 from .port import PoolPort, Registration, Remember
+
+if TYPE_CHECKING:
+    from .adapters import Adapters
 
 EVENT_LIMIT = 1 << 20
 """Registered pages that are kept for the next cut."""
@@ -65,6 +68,8 @@ class Stamps:
         """Folded calls of the current phase with the stamp before the first, for the commit fence."""
         self.remember: Remember | None = None
         """Where registered keys are remembered; None: nowhere."""
+        self.adapters: Adapters | None = None
+        """Where it is kept which adapter computed a page; None: this engine serves none, or nobody asked."""
         self.committed = 0
         """Last step whose output was processed."""
         self.weights: list[int] = []
@@ -143,6 +148,8 @@ class Stamps:
             self._fold_stamps(first, entries)
         else:
             self._fold_runs(first, entries, fresh)
+        if self.adapters is not None:
+            self.adapters.note(entries, self.page_stamps)
 
     def _fold_stamps(self, first: int, entries: list[Registration]) -> None:
         late = self._late is not None

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ..codec import to_plain
 from ..errors import InconclusiveError
-from .safepoint import AGAIN, SafePoint
+from .safepoint import AGAIN, Job, SafePoint
 
 if TYPE_CHECKING:
     from ..engines.base import WeightsAdapter
 
 DIGEST_BYTES: Final = 16
 FIRST_DEADLINE_S: Final = 600.0
-"""For the reading at the start; an engine that passes no safe point for so long has other worries."""
+"""For a reading that nobody waits for; an engine that passes no safe point for so long has other worries."""
 LORA: Final = "lora."
 """Names of tensors of adapters begin so; the id of the adapter follows."""
 UNREADABLE_NAMED: Final = 200
@@ -111,15 +111,42 @@ class WeightsWalk:
         }
 
 
-def read_soon(safe_point: SafePoint, adapter: Any) -> None:
-    """Have a sample read at the first safe points of an engine: what later readings are compared with."""
-    walk = WeightsWalk(adapter, full=False)
-    safe_point.submit(
-        lambda: walk.result() if walk.advance() else AGAIN,
-        label="first weights",
-        deadline_s=FIRST_DEADLINE_S,
-        done=lambda _job: None,
-    )
+class Readings:
+    """Samples that the probe itself asks for: at the start, and after what may have changed the weights.
+
+    What later readings are compared with has to be read again after every change. One reading at a time.
+
+    Args:
+        safe_point: Where they run.
+        adapter: Whose workers are asked.
+    """
+
+    def __init__(self, safe_point: SafePoint, adapter: Any) -> None:
+        self._safe_point = safe_point
+        self._adapter = adapter
+        self._job: Job | None = None
+        self._asked = False
+
+    def ask(self) -> None:
+        """Have a sample read that begins after now. Engine's thread."""
+        self._asked = True
+        if self._job is None:
+            self._submit()
+
+    def _submit(self) -> None:
+        self._asked = False
+        walk = WeightsWalk(self._adapter, full=False)
+        self._job = self._safe_point.submit(
+            lambda: walk.result() if walk.advance() else AGAIN,
+            label="weights",
+            deadline_s=FIRST_DEADLINE_S,
+            done=self._done,
+        )
+
+    def _done(self, _job: Job) -> None:
+        self._job = None
+        if self._asked:
+            self._submit()
 
 
 def part_of(name: str) -> str:

@@ -264,7 +264,10 @@ class AdapterContract:
             plan = session.call("invalidate_plan", keys=keys)
             pages = {page for entry in plan["entries"] for page in entry["pages"]}
             assert len(pages) >= 192 // UNIT
-            assert session.call("invalidate_apply", plan=plan)["removed"] == len(pages)
+            done = session.call("invalidate_apply", plan={**plan, "selector": "hash"})
+            counters = session.call("counters")["counters"]
+        assert done["removed"] == counters['invalidated_pages{selector="hash"}'] == len(pages)
+        assert sum(value for name, value in counters.items() if name.startswith("invalidated_pages{")) == len(pages)
         assert not pages & set(host.registered())
         assert host.run("mine2", mine) == 0
         assert host.run("other1", other) == 192

@@ -308,6 +308,10 @@ class VllmAdapter:
             self.quarantine.begin(evicted, groups)
         return removed
 
+    def hold_back(self, requests: Collection[str]) -> None:
+        """Keep out of the cache what these running requests have computed, until they are computed anew."""
+        self.quarantine.hold(requests)
+
     def worker_call(self, method: str, *args: Any) -> list[Any]:
         """Call a registered method on every worker; no timeout: a late reply would be taken for the next step's."""
         return list(self.core.model_executor.collective_rpc(method, args=args))
@@ -320,7 +324,7 @@ class VllmAdapter:
         Raises:
             RefusedError: The engine sleeps: its memory may be unmapped, and touching it would end the engine.
         """
-        if self.core.model_executor.is_sleeping:
+        if self.core.model_executor.is_sleeping or (self._weights is not None and self._weights.away):
             raise RefusedError(
                 "the engine sleeps", why="its weights are not in memory", next_step="wake it up, then ask again"
             )

@@ -34,8 +34,11 @@ CALLER_ENTRIES: Final = (
     "sleep",
     "wake_up",
     "release_kv_cache_memory",
+    "collective_rpc",
+    "add_lora",
+    "set_weight_version",
 )
-"""Methods of ``InprocClient`` through which a caller changes the tables of an engine in its own process."""
+"""Methods of ``InprocClient`` through which a caller changes tables or weights of an engine in its own process."""
 
 
 class Entry:

@@ -83,6 +83,14 @@ class Quarantine:
                     held[group] = min(held.get(group, starts[0]), *starts)
                     self._swept.pop((request, group), None)
 
+    def hold(self, requests: Iterable[str]) -> None:
+        """Put running requests under quarantine with all that they hold, pages without a key among it."""
+        managers = self._scheduler.kv_cache_manager.coordinator.single_type_managers
+        for request in requests:
+            if any(manager.req_to_blocks.get(request) for manager in managers):
+                self.held[request] = dict.fromkeys(range(len(managers)), 0)
+                self.forget_swept(request)
+
     def sweep(self) -> None:
         """Take out what quarantined requests have registered since; forget those that ended or were preempted.
 
@@ -113,5 +121,9 @@ class Quarantine:
     def admitted(self, request: str) -> None:
         """A request was admitted after a new look-up, or is gone: what it registers from now on was computed anew."""
         self.held.pop(request, None)
+        self.forget_swept(request)
+
+    def forget_swept(self, request: str) -> None:
+        """Look at all pages of a request when it is swept next."""
         for name in [name for name in self._swept if name[0] == request]:
             del self._swept[name]

@@ -25,26 +25,28 @@ def install_step_hooks(adapter: Any, probe: Any, patches: Patches, *, served: bo
 
 
 def _hook_steps(adapter: Any, probe: Any, patches: Patches, scheduler: Any) -> None:
-    guard = probe.guard
+    guard, recorder = probe.guard, probe.recorder
     original = scheduler.schedule
-    call, begin_schedule, dispatched = guard.call, probe.begin_schedule, probe.dispatched
-    quarantine = adapter.quarantine
+    call, quiet, begin_schedule, end_schedule = guard.call, guard.quiet, probe.begin_schedule, probe.end_schedule
+    dispatched, quarantine, log = probe.dispatched, adapter.quarantine, _log(probe)
     held = quarantine.held
     updates = adapter.off("feed") is None
 
-    def scheduled(output: Any) -> None:
-        if held:
-            quarantine.sweep()
-        probe.end_schedule(output, output.num_scheduled_tokens)
-        if not updates:  # nothing else is sure to come after this call
-            probe.dispatched()
-
     def schedule(*args: Any, **kwargs: Any) -> Any:
+        # On the critical path, and cold: a frame costs microseconds here. What has nothing to do is not called, and
+        # what only notes something is not timed.
         if not guard.on:
             return original(*args, **kwargs)
-        call(begin_schedule)
+        if probe.unsettled or log or probe.ahead != recorder.step + 1:
+            call(begin_schedule)
+        else:
+            recorder.step += 1
         output = original(*args, **kwargs)
-        call(scheduled, output)
+        if held:
+            call(quarantine.sweep)
+        quiet(end_schedule, output, getattr(output, "num_scheduled_tokens", ()))
+        if not updates:  # nothing else is sure to come after this call
+            call(dispatched)
         return output
 
     patches.set(scheduler, "schedule", schedule)
@@ -62,11 +64,16 @@ def _hook_steps(adapter: Any, probe: Any, patches: Patches, scheduler: Any) -> N
         patches.set(scheduler, "get_grammar_bitmask", get_grammar_bitmask)
 
 
+def _log(probe: Any) -> Any:
+    """Registrations that wait to be folded; the same object as long as the probe is there."""
+    return () if probe.feed is None else probe.feed.stamps.log
+
+
 def _hook_updates(probe: Any, patches: Patches, scheduler: Any) -> None:
     guard = probe.guard
     update = scheduler.update_from_output
-    call, begin_update, end_update = guard.call, probe.begin_update, probe.end_update
-    log: Any = () if probe.feed is None else probe.feed.stamps.log
+    call, quiet, begin_update, end_update = guard.call, guard.quiet, probe.begin_update, probe.end_update
+    log = _log(probe)
 
     def update_from_output(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         if not guard.on:
@@ -74,7 +81,7 @@ def _hook_updates(probe: Any, patches: Patches, scheduler: Any) -> None:
         if log or probe.unsettled:
             call(begin_update, scheduler_output)
         outputs = update(scheduler_output, *args, **kwargs)
-        call(end_update, scheduler_output)
+        (call if log else quiet)(end_update, scheduler_output)
         return outputs
 
     patches.set(scheduler, "update_from_output", update_from_output)

@@ -1,15 +1,17 @@
 """When the weights of a vLLM engine changed, as far as it passes through the engine core.
 
-Invariant: a change is noted before any page is registered after it; a call to the workers whose effect is not known
-ends the claim that every change is seen. Engine's thread. vLLM keeps cached pages over every one of these changes.
+Invariant: a change is noted before any page is registered after it, also where the call that made it failed half way;
+a call to the workers whose effect is not known ends the claim that every change is seen. Engine's thread. vLLM keeps
+cached pages over every one of these changes but a sleep that it was asked for itself.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
 from ...feedformat import STEP_SHIFT
 from ...model.evidence import Weights
+from ...probe.adapters import Adapters, Identity
 from ...probe.patches import Patches
 
 CHANGING: Final[dict[str, str]] = {
@@ -19,8 +21,14 @@ CHANGING: Final[dict[str, str]] = {
     "update_weight": "update",
     "finish_weight_update": "update",
     "start_draft_weight_update": "update",
+    "sleep": "wake",
+    "wake_up": "wake",
+    "discard": "wake",
 }
-"""Worker methods that change weights, and the word for the cause."""
+"""Worker methods that change weights or take them out of memory, and the word for the cause."""
+
+ON_THE_WAY: Final = frozenset({"update_weights", "update_weight", "start_draft_weight_update", "sleep", "discard"})
+"""Those of them after which the weights are not what they are going to be: nothing is read of them then."""
 
 HARMLESS: Final = frozenset(
     {
@@ -35,6 +43,7 @@ HARMLESS: Final = frozenset(
         "get_supported_tasks",
         "check_health",
         "profile",
+        "synchronize_device",
         "compute_weight_checksums",
         "checkpoint_prepare",
         "list_loras",
@@ -44,7 +53,20 @@ HARMLESS: Final = frozenset(
 )
 """Worker methods that leave weights as they are."""
 
-CAUSES_KEPT: Final = 64
+CHANGES_KEPT: Final = 64
+
+MOST_PAGES: Final = 65_536
+"""Pages of one adapter that are named one by one; with more of them a change of it counts as one of all weights."""
+
+WEIGHTS: Final = "weights"
+"""vLLM's tag of the memory that weights lie in."""
+
+Change = tuple[int, str, int | None]
+"""Stamp of the first page after it, cause, adapter that it is about (None: all weights)."""
+
+
+def _identity(adapter: Any) -> Identity:
+    return (adapter.lora_name, adapter.lora_path), int(adapter.lora_int_id)
 
 
 class WeightsWatch:
@@ -56,7 +78,7 @@ class WeightsWatch:
 
     def __init__(self, probe: Any) -> None:
         self._probe = probe
-        self._causes: list[str] = []
+        self._changes: list[Change] = []
         self.unknown_call: str | None = None
         """A worker method that was called and may have changed weights."""
         self.points = 0
@@ -66,11 +88,15 @@ class WeightsWatch:
         self._last: tuple[str, bool] | None = None
         """The last digest of all, and whether it covers every tensor."""
         self._last_good: int | None = None
-        self._loras: dict[tuple[str, int], tuple[str, int]] = {}
-        """By way of reading and id of an adapter: as for all other weights."""
-        self._added: set[int] = set()
-        """Adapters that were loaded through the engine core at some time."""
-        self._there = False
+        self._loras: dict[tuple[str, Hashable], tuple[str, int]] = {}
+        """By way of reading and adapter: as for all other weights."""
+        self._adapters = Adapters(0, list, self._identity_of)
+        self._owners_known = False
+        """It is on record which adapter computed each page."""
+        self._was_there = False
+        self._asleep = False
+        self.away = False
+        """Weights are out of memory on some worker, and the executor does not say so: they must not be touched."""
 
     def install(self, engine: Any, patches: Patches) -> None:
         """Hook the ways through the engine core."""
@@ -82,48 +108,155 @@ class WeightsWatch:
                 guard.after(engine.set_weight_version, lambda *_a, **_k: self.changed("update")),
             )
         if hasattr(engine, "collective_rpc"):
-            patches.set(engine, "collective_rpc", guard.after(engine.collective_rpc, self._called))
-        if hasattr(engine, "add_lora"):
-            loading = guard.after(engine.add_lora, self._adapter_loaded)
             patches.set(
-                engine, "add_lora", guard.before(loading, lambda request, *_a, **_k: self._loads(engine, request))
+                engine, "collective_rpc", guard.around(engine.collective_rpc, lambda *_a, **_k: None, self._called)
             )
+        if hasattr(engine, "add_lora"):
+            patches.set(engine, "add_lora", guard.around(engine.add_lora, self._loads, self._loaded))
+        self._watch_sleep(engine.model_executor, patches)
+        self._watch_owners(engine)
 
-    def _loads(self, engine: Any, request: Any) -> None:
+    # ------------------------------------------------------------------ sleep
+
+    def _watch_sleep(self, executor: Any, patches: Patches) -> None:
+        """Hook where memory really goes and comes: a sleep may wait for requests long after it was asked for.
+
+        A sleep of level 0 does not come here: it stops scheduling and leaves the memory alone.
+        """
+        if not hasattr(executor, "sleeping_tags"):
+            return
+
+        def before(*_args: Any, **_kwargs: Any) -> None:
+            self._asleep = WEIGHTS in executor.sleeping_tags
+
+        def slept(failed: bool, *_args: Any, **_kwargs: Any) -> None:
+            if failed and not self._asleep:  # on some workers, perhaps, and it does not count as asleep
+                self.away = True
+                self.changed("wake", read=False)
+
+        def woken(failed: bool, *_args: Any, **_kwargs: Any) -> None:
+            if self._asleep and (failed or WEIGHTS not in executor.sleeping_tags):
+                self.away = failed
+                self.changed("wake", read=not failed)
+
+        for name, after in (("sleep", slept), ("wake_up", woken)):
+            if hasattr(executor, name):
+                patches.set(executor, name, self._probe.guard.around(getattr(executor, name), before, after))
+
+    # --------------------------------------------------------------- adapters
+
+    def _watch_owners(self, engine: Any) -> None:
+        """Keep which adapter computed each page, where the engine serves any and nothing is cached yet."""
+        feed = self._probe.feed
+        if feed is None or getattr(engine.vllm_config, "lora_config", None) is None:
+            return
+        pool = self._probe.adapter.pool_port()
+        self._adapters = Adapters(feed.pages, pool.ids, self._identity_of)
+        self._owners_known = not self._probe.adapter.pool().keys
+        feed.stamps.adapters = self._adapters
+
+    def _identity_of(self, request: Any) -> Identity | None:
+        """Return what vLLM's keys carry of a request's adapter, and its number; None: it uses none."""
+        adapter = request.lora_request
+        if adapter is None:
+            return None
+        if getattr(adapter, "load_inplace", False):  # the workers load it again in every step, whatever lies there then
+            self.unknown_call = "a request that loads its adapter in place"
+        return _identity(adapter)
+
+    def _loads(self, request: Any, *_args: Any, **_kwargs: Any) -> None:
         """Note whether an adapter is there that is about to be loaded; asked of the workers only where it matters."""
-        number = int(request.lora_int_id)
-        asked = getattr(request, "load_inplace", False) or number in self._added
-        self._there = bool(asked) and number in engine.list_loras()
+        (name, number), in_place = _identity(request), getattr(request, "load_inplace", False)
+        asked = in_place or self._adapters.knows(name)
+        self._was_there = bool(asked) and number in self._probe.adapter.core.list_loras()
 
-    def _adapter_loaded(self, _result: Any, request: Any, *_args: Any, **_kwargs: Any) -> None:
+    def _loaded(self, failed: bool, request: Any, *_args: Any, **_kwargs: Any) -> None:
         """Pages of an adapter keep their keys when its bytes change: in place for certain, loaded again perhaps."""
-        number = int(request.lora_int_id)
-        if getattr(request, "load_inplace", False):
-            if self._there:
-                self.changed("lora")
-        elif number in self._added and not self._there:
-            self.unknown_call = "add_lora"
-            self.points += 1
-        self._added.add(number)
+        name, number = _identity(request)
+        again = self._adapters.knows(name) and not self._was_there
+        if failed or again:
+            self._may_have_changed("add_lora")
+        elif self._was_there and getattr(request, "load_inplace", False):
+            self._adapter_changed(name, number)
+        self._adapters.learn((name, number))
 
-    def _called(self, _result: Any, method: str | Callable[..., Any], *_args: Any, **_kwargs: Any) -> None:
+    def _adapter_changed(self, name: Hashable, number: int) -> None:
+        """One adapter has other bytes: pages of others, and of none, stay good where it is known whose they are."""
+        feed = self._probe.feed
+        pages = None if feed is None else self._pages_of(name)
+        if pages is None:
+            self.changed("lora")
+            return
+        self.points += 1
+        self._loras = {key: value for key, value in self._loras.items() if key[1] != name}
+        self._last_good = None
+        self._note("lora", number)
+        held = self._probe.adapter.scheduler.requests
+        feed.note_adapter_change(pages, [key for key, one in held.items() if _uses(one, name, number)])
+        self._read_again()
+
+    def _pages_of(self, name: Hashable) -> dict[int, int] | None:
+        """Return the pages that an adapter computed; None where that is not known of all pages."""
+        stamps = self._probe.feed.stamps
+        stamps.fold()
+        if not self._owners_known or stamps.dropped:
+            return None
+        pages = self._adapters.pages_of(name, stamps.page_stamps)
+        return pages if len(pages) <= MOST_PAGES else None
+
+    # ---------------------------------------------------------------- changes
+
+    def _called(self, failed: bool, method: str | Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         name = method if isinstance(method, str) else getattr(method, "__name__", "a function")
         if cause := CHANGING.get(name):
-            self.changed(cause)
+            if cause == "wake" and _of_weights(name, *args, **kwargs):
+                self.away = failed or name != "wake_up"
+            self.changed(cause, read=not failed and not self.away and name not in ON_THE_WAY)
         elif name not in HARMLESS:
-            self.unknown_call = name[:100]
-            self.points += 1
+            self._may_have_changed(name[:100])
 
-    def changed(self, cause: str) -> None:
-        """Note a change: pages of later schedule calls belong to other weights."""
+    def _may_have_changed(self, call: str) -> None:
+        """Nobody knows what a call did; where changes are acted on, a digest tells as soon as it can."""
+        self.unknown_call = call
+        self.points += 1
+        if getattr(self._probe.feed, "on_weights_change", None) is not None:
+            self._read_again()
+
+    def changed(self, cause: str, *, read: bool = True) -> None:
+        """Note a change: pages of later schedule calls belong to other weights.
+
+        Args:
+            cause: One word.
+            read: The weights are what they are going to be, and can be read.
+        """
         feed = self._probe.feed
         self.points += 1
         self._seen.clear()
         self._loras.clear()
         self._last, self._last_good = None, None
         if feed is not None:
+            if getattr(self._probe, "unsettled", False):
+                self._probe.dispatched()
+            self._note(cause, None)
             feed.note_weights_change(self._probe.recorder.step)
-            self._causes = [*self._causes, cause][-CAUSES_KEPT:]
+        if read:
+            self._read_again()
+
+    def _note(self, cause: str, adapter: int | None) -> None:
+        """Remember a change; the last one of all weights is never forgotten."""
+        self._changes.append(((self._probe.recorder.step + 1) << STEP_SHIFT, cause, adapter))
+        if len(self._changes) > CHANGES_KEPT:
+            oldest = self._changes[0]
+            later = any(change[2] is None for change in self._changes[1:])
+            del self._changes[0 if later or oldest[2] is not None else 1]
+
+    def _read_again(self) -> None:
+        """Have a sample read: without one, later readings have nothing to be compared with."""
+        readings = getattr(self._probe, "readings", None)
+        if readings is not None:
+            readings.ask()
+
+    # ---------------------------------------------------------------- digests
 
     def digested(
         self, mode: str, digest: str, *, complete: bool, loras: Mapping[int, str] = MappingProxyType({})
@@ -140,20 +273,24 @@ class WeightsWatch:
             loras: Digest of each adapter in memory by its id. One that was not there before is no change.
         """
         before = self._seen.get(mode)
-        known = [(self._loras[mode, number], text) for number, text in loras.items() if (mode, number) in self._loras]
-        if reloaded := [stamp for (last, stamp), text in known if last != text]:
-            self.changed("lora")
-            self._last_good = min(reloaded)
+        # Loaded again under another number it has the same keys; the newest is the one that requests get.
+        named = {self._adapters.names.get(number, number): (number, loras[number]) for number in sorted(loras)}
+        known = {name: self._loras[mode, name] for name in named if (mode, name) in self._loras}
+        reloaded = [name for name, (text, _) in known.items() if text != named[name][1]]
+        for name in reloaded:
+            self._adapter_changed(name, named[name][0])
+        if reloaded:
+            self._last_good = min(known[name][1] for name in reloaded)
             self.unknown_call = None
         if before is not None and before[0] != digest:
-            self.changed("digest")
+            self.changed("digest", read=False)
             self._last_good = before[1]
             self.unknown_call = None
-        elif before is not None and complete and len(known) == len(loras):
+        elif before is not None and complete and len(known) == len(named):
             self.unknown_call = None
         now = (self._probe.recorder.step + 1) << STEP_SHIFT
         self._seen[mode] = (digest, now)
-        self._loras.update({(mode, number): (text, now) for number, text in loras.items()})
+        self._loras.update({(mode, name): (text, now) for name, (_, text) in named.items()})
         self._last = (digest, complete)
 
     def evidence(self) -> Weights | None:
@@ -161,12 +298,28 @@ class WeightsWatch:
         feed = self._probe.feed
         if feed is None:
             return None
-        changes = tuple(feed.weights_changes)
+        stamps, causes, adapters = zip(*self._changes, strict=True) if self._changes else ((), (), ())
         return Weights(
-            changes=changes,
-            causes=tuple(self._causes[-len(changes) :]) if changes else (),
+            changes=stamps,
+            causes=causes,
+            adapters=adapters,
+            adapter_pages=feed.adapter_pages(),
             last_good=self._last_good,
             digest=None if self._last is None else self._last[0],
             complete=self._last is not None and self._last[1],
             watched=not self.unknown_call,
         )
+
+
+def _uses(request: Any, name: Hashable, number: int) -> bool:
+    """Return whether a request is computed with an adapter: by number also where it came from another path."""
+    adapter = request.lora_request
+    return adapter is not None and (_identity(adapter)[0] == name or int(adapter.lora_int_id) == number)
+
+
+def _of_weights(
+    name: str, _timeout: Any = None, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+) -> bool:
+    """Return whether a worker's ``sleep``, ``discard`` or ``wake_up`` concerns the memory of the weights."""
+    tags = (kwargs or {}).get("tags", args[0] if args else None)
+    return name == "sleep" or tags is None or WEIGHTS in tags
