@@ -57,9 +57,8 @@ REASONS: dict[Reason, Explanation] = {
         title="a page of the sliding window was cached here and is gone",
         cause="The engine evicts pages one by one. A page of a sliding window went while the full history stayed, and "
         "nothing that ends inside that window can be resumed any more.",
-        confirm="The limiting group is a window (swa); 'kvctl inspect prefix' shows the full history ready and the "
-        "window "
-        "partial. Pages beyond the hole are stranded.",
+        confirm="The limiting group is a window (swa); 'kvctl inspect prefixes' shows the full history ready and the "
+        "window partial. Pages beyond the hole are stranded.",
         action="Give the pool more pages, or lower the load that evicts. The prefix heals when the next request "
         "computes "
         "it again.",
@@ -90,7 +89,7 @@ REASONS: dict[Reason, Explanation] = {
         cause="Keys of the indexer and the compressed history were cached or moved apart. Resuming there would "
         "select the "
         "wrong tokens: no error, quietly worse answers.",
-        confirm="'kvctl inspect prefix' shows compressed ready and indexer partial.",
+        confirm="'kvctl inspect prefixes' shows compressed ready and indexer partial.",
         action="Take the prefix out so that it is computed anew, and check that the tier moves both together.",
         commands=("kvctl inspect prefixes", "kvctl explain KV303"),
     ),

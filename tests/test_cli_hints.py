@@ -98,6 +98,7 @@ def test_lists_of_meanings_are_whole(run: Runner, monkeypatch: pytest.MonkeyPatc
     [
         ("inspect tokens:", "tokens: names no file", "tokens:FILE"),
         ("inspect hash:12ab", "'hash:12ab' is a SELECTOR, no VIEW", "kvctl inspect prefix hash:12ab"),
+        ("inspect request:$(id)", "'request:$(id)' is a SELECTOR, no VIEW", "kvctl inspect prefix 'request:$(id)'"),
         ("inspect nonsense", "there is no view 'nonsense'", "overview, groups"),
         ("inspect prefix tokens:", "tokens: names no file", "tokens:FILE"),
         ("inspect prefix tokens:/no/file", "/no/file cannot be read", "[1, 2, 3]"),

@@ -37,3 +37,21 @@ def test_validate_finds_the_case_in_its_file(run: Runner, name: str) -> None:
     ran = run("validate", "--snapshot", path_of(name), "-o", "json")
     assert {finding["code"] for finding in ran.json["findings"]} == codes
     assert ran.code == any(finding["severity"] != "info" for finding in ran.json["findings"])
+
+
+@pytest.mark.parametrize("name", [name for name in cases.EXPECTED if (cases.EXPECTED[name][0]().decisions or ())])
+def test_a_decision_that_took_too_much_says_so(run: Runner, name: str) -> None:
+    """`kvctl explain` of a decision warns where the engine reused more than the rules allow, and only there."""
+    text = run("explain", "1", "--snapshot", path_of(name)).out
+    assert ("DANGER" in text) == (name == "5")
+    if name == "5":
+        assert "reused 3,072 tokens" in text
+        assert "2,048 only" in text
+        assert "kvctl explain KV305" in text
+
+
+def test_a_prefix_off_the_boundaries_is_not_called_usable(run: Runner) -> None:
+    """`kvctl inspect prefix` of a page between two boundaries does not say that all of it can be used."""
+    ran = run("inspect", "prefix", "page:1", "--snapshot", path_of("2"))
+    assert "no page is known at a boundary" in ran.out
+    assert "everything that is cached can be used" not in ran.out

@@ -10,7 +10,7 @@ from agent.gates.editor import Editor
 from agent.gates.record import REQUIRED_CHECKS, CleanRecord
 from agent.gates.runner import run
 from agent.model.decision import Outcome, Phase, Reason
-from agent.model.evidence import EngineLookup, Evidence
+from agent.model.evidence import Binds, EngineLookup, Evidence
 from agent.model.finding import Finding, GateName, GateResult, Severity, Verdict
 from agent.model.groups import Geometry
 from agent.model.snapshot import Consistency, Snapshot
@@ -253,3 +253,13 @@ def test_the_length_of_the_hash_table_is_compared() -> None:
         pool = replace(snapshot.pool, keys=snapshot.pool.keys + more)
         assert [finding.code for finding in findings(replace(snapshot, pool=pool))] == [code]
     assert {"KV101", "KV102"} <= gate(run(snapshot), GateName.BLOCK).abstained.keys()
+
+
+def test_generations_without_a_bind_say_so() -> None:
+    """KV113 abstains for what is so: a probe that compares binds and saw none is not called one that compares none."""
+    healthy = cases.case_1()
+    seen = replace(healthy, evidence=Evidence(binds=Binds(compared=0)))
+    assert gate(run(seen), GateName.BLOCK).abstained["KV113"] == "no page was bound yet"
+    assert "no earlier snapshot" in gate(run(healthy), GateName.BLOCK).abstained["KV113"]
+    off = replace(healthy, evidence=Evidence(missing={"binds": "switched off"}))
+    assert gate(run(off), GateName.BLOCK).abstained["KV113"].startswith("switched off")

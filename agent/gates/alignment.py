@@ -66,18 +66,32 @@ def _extent(tensor: WorkerTensor) -> int:
     return (tensor.pages - 1) * tensor.block_stride + tensor.page_bytes if tensor.pages else 0
 
 
+def _outside(tensor: WorkerTensor) -> int:
+    """Bytes by which a tensor leaves its allocation, at either end; 0 or less: it does not."""
+    start, size = tensor.allocation
+    return max(tensor.address + _extent(tensor) - (start + size), start - tensor.address)
+
+
 def _ends(report: GateReport, tensors: tuple[WorkerTensor, ...]) -> None:
     """KV404: the last page ends inside the allocation."""
     report.looked("KV404", len(tensors), empty="no tensor is registered")
-    over = [
-        (tensor, excess)
-        for tensor in tensors
-        if (excess := tensor.address + _extent(tensor) - sum(tensor.allocation)) > 0
-        or tensor.address < tensor.allocation[0]
-    ]
+    over = [(tensor, excess) for tensor in tensors if (excess := _outside(tensor)) > 0]
     if over:
         tensor, excess = over[0]
-        report.add("KV404", group=tensor.group, count=len(over), layer=tensor.layer, rank=tensor.rank, value=excess)
+        report.add(
+            "KV404",
+            group=tensor.group,
+            count=len(over),
+            layer=tensor.layer,
+            rank=tensor.rank,
+            value=excess,
+            address=hex(tensor.address),
+            block_stride=tensor.block_stride,
+            page_bytes=tensor.page_bytes,
+            page_count=tensor.pages,
+            allocation=hex(tensor.allocation[0]),
+            allocation_bytes=tensor.allocation[1],
+        )
 
 
 def _overlaps(report: GateReport, tensors: list[WorkerTensor]) -> None:
@@ -89,7 +103,17 @@ def _overlaps(report: GateReport, tensors: list[WorkerTensor]) -> None:
     report.looked("KV405", len(pairs), empty="no group has two tensors on one rank")
     for one, other in pairs:
         if _share_bytes(one, other):
-            report.add("KV405", group=one.group, layer=one.layer, other=other.layer, rank=one.rank)
+            report.add(
+                "KV405",
+                group=one.group,
+                layer=one.layer,
+                other=other.layer,
+                rank=one.rank,
+                address=hex(one.address),
+                page_bytes=one.page_bytes,
+                other_address=hex(other.address),
+                other_page_bytes=other.page_bytes,
+            )
 
 
 def _share_bytes(one: WorkerTensor, other: WorkerTensor) -> bool:

@@ -184,9 +184,10 @@ def _generations(view: View, report: GateReport, previous: Snapshot | None) -> N
             how = f"generation {first.stamp_checked} when checked, {first.stamp_bound} when bound"
             report.add("KV113", pages=[item.bound for item in moved], count=len(moved), how=how, request=first.request)
     if previous is None or previous.pages is None or instance(previous) != instance(view.snapshot):
-        report.cannot(
-            ["KV113"], "binds are not compared by this probe, and there is no earlier snapshot to compare with"
-        )
+        if binds is None:
+            reason = None if evidence is None else evidence.missing.get("binds")
+            alone = "there is no earlier snapshot to compare with"
+            report.cannot(["KV113"], f"{reason or 'binds are not compared by this probe'}, and {alone}")
         return
     before = View(previous)
     if before.count != view.count:

@@ -19,7 +19,7 @@ BLOCK_CODES = (
         sentence="the hash table names {count} [page that carries|pages that carry] another key, first page {page}",
         cause="An entry of the hash table was left behind when its page got another owner, so that a look-up binds a "
         "page with somebody else's tokens.",
-        confirm="Run `kvctl inspect pages` on the page and compare its key with the prefix that hits it; repeat "
+        confirm="Compare the key in `kvctl inspect prefix page:ID` with the prefix that hits the page; repeat "
         "validate: the finding stays at the same page.",
         remedy="Invalidate the page's key, then report it to the engine's maintainers with the snapshot.",
         command="kvctl invalidate page:PAGE",
@@ -56,7 +56,8 @@ BLOCK_CODES = (
         sentence="{count} [page is|pages are] held and in the free list at once, first page {page}",
         cause="A page was put back while somebody still holds it, or taken without leaving the free list. The next "
         "allocation overwrites it under its holder.",
-        confirm="`kvctl inspect requests` shows who holds the page.",
+        confirm="Repeat validate: the page stays held and free at once. HELD BY in `kvctl inspect pages` is its count, "
+        "where it carries a key.",
         remedy=_RESTART,
         reports=("https://github.com/vllm-project/vllm-ascend/issues/15990",),
         essential=True,
@@ -104,7 +105,8 @@ BLOCK_CODES = (
         title="null page in the free list or in the hash table",
         sentence="the null page {page} is {where}",
         cause="The placeholder page was treated as a real one. Whoever gets it shares it with every window group.",
-        confirm="Look at the null page with `kvctl inspect pages`: it has no key and is not in the free list.",
+        confirm="Repeat validate: the finding stays. Of a healthy null page `kvctl inspect prefix page:ID` says that "
+        "it carries no key.",
         remedy=_RESTART,
         reports=("https://github.com/ModelEngine-Group/unified-cache-management/pull/1053",),
     ),
@@ -116,7 +118,8 @@ BLOCK_CODES = (
         sentence="{count} [page stands|pages stand] in request tables although nobody is counted as a holder, first "
         "page {page} of request {request} (use after free)",
         cause="A page was freed under a running request. It will be handed to somebody else and overwritten.",
-        confirm="`kvctl inspect requests` lists the page for the request; its count is 0.",
+        confirm="Repeat validate: the finding stays at the page while `kvctl inspect requests` shows that the request "
+        "runs.",
         remedy="Abort the request; its output cannot be trusted. " + _RESTART,
         reports=(vllm(37076),),
     ),
@@ -129,8 +132,8 @@ BLOCK_CODES = (
         "{value}, holders {holders}",
         cause="A holder was added or removed without counting it. Too low: the page is freed under a holder. Too "
         "high: it is never freed.",
-        confirm="Tables of requests, pins, deferred frees, copies and transfers are all counted; look at each of them "
-        "for the page.",
+        confirm="Tables of requests, pins, deferred frees, copies and transfers are all counted as holders. Repeat "
+        "validate: the finding stays at the same page.",
         remedy=_RESTART,
         reports=(sglang(35270),),
         essential=True,
@@ -142,7 +145,7 @@ BLOCK_CODES = (
         title="page owned by two groups",
         sentence="{count} [page belongs|pages belong] to two groups, first page {page}: groups {first} and {second}",
         cause="Two groups of layers write their own kind of state into the same bytes.",
-        confirm="`kvctl inspect requests` shows the page in the tables of both groups.",
+        confirm="The finding names the page and both groups; repeat validate: it stays while the request runs.",
         remedy=_RESTART,
     ),
     Code(
@@ -163,8 +166,9 @@ BLOCK_CODES = (
         sentence="{count} [page|pages] changed between check and use, first page {page}: {how}",
         cause="A page was checked for one prefix and used after it had got another owner; or its content changed "
         "without a new generation, so that checks against the generation are void.",
-        confirm="`kvctl_toctou_conflicts_total` counts it; the decision log names the request.",
-        remedy="Treat the output of the named request as suspect and report it with the snapshot.",
+        confirm="`kvctl_toctou_conflicts_total` counts it; `kvctl validate -o json` names the request that bound the "
+        "page.",
+        remedy="Treat the output of that request as suspect and report it with the snapshot.",
     ),
     Code(
         code="KV114",
@@ -185,8 +189,9 @@ BLOCK_CODES = (
         title="page in use while a transfer into or out of it runs",
         sentence="{count} [page is|pages are] in use while a transfer {direction} runs, first page {page}",
         cause="A page was handed out before the copy into it, or out of it, was acknowledged.",
-        confirm="`kvctl inspect tiers` shows the transfer.",
-        remedy="The named requests may read or store another request's bytes: abort them, and invalidate the pages.",
+        confirm="Repeat validate: a transfer ends within seconds, and the finding with it. It was wrong all the same.",
+        remedy="Requests that hold the page may read or store another request's bytes: abort them, and invalidate the "
+        "pages.",
         command="kvctl invalidate page:PAGE",
     ),
     Code(
@@ -196,10 +201,10 @@ BLOCK_CODES = (
         title="hash covers fewer tokens than the page holds",
         sentence="{count} [page|pages] of group {group} [carries|carry] a key that ends inside the page, "
         "first page {page} at {value} tokens",
-        cause="The key was registered for a partly filled page. With partial hits this is how the engine works, and "
-        "only a note; without them the rest of the page is never reused.",
+        cause="The key was registered for a partly filled page. Where the group has partial hits this is how the "
+        "engine works, and nothing is found; without them the rest of the page is never reused.",
         confirm="Position modulo the block size is not 0 in `kvctl inspect pages`.",
-        remedy="Nothing with partial hits. Otherwise report it.",
+        remedy="Nothing is wrong with the output; report it.",
     ),
     Code(
         code="KV117",
@@ -209,7 +214,8 @@ BLOCK_CODES = (
         sentence="{count} [page holds|pages hold] another position than the table says, first page {page} of request "
         "{request}: table {table}, page {value} tokens",
         cause="Tables were shifted, or a page of another prefix was bound.",
-        confirm="`kvctl inspect requests` lists the table; `kvctl inspect pages` the position of the page.",
+        confirm="`kvctl inspect prefix page:ID` shows the position of the page; the finding says which one the table "
+        "wants.",
         remedy="Abort the request; its output cannot be trusted. Then invalidate the page.",
         command="kvctl invalidate page:PAGE",
     ),

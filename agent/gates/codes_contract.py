@@ -71,7 +71,8 @@ CONTRACT_CODES = (
         title="required state has no pool in a tier",
         sentence="tier {tier} has no pool for state {state}, which resuming needs",
         cause="The tier was built for some of the groups only; what it holds can then never be resumed from.",
-        confirm="`kvctl inspect tiers` lists the states of the tier.",
+        confirm="`kvctl inspect groups` shows which group holds the state; the tier's configuration leaves that group "
+        "out.",
         remedy="Let the tier hold the state too, or accept that its prefixes are recomputed.",
     ),
     Code(
@@ -130,7 +131,7 @@ CONTRACT_CODES = (
         sentence="rank {rank}: {count} of {checked} layers have no registered tensor, first {layer}",
         cause="A layer was left out when tensors were registered with the runner or a connector; its state is never "
         "moved or checked.",
-        confirm="Compare the layers of `kvctl inspect groups` with those of the worker.",
+        confirm="`kvctl inspect groups -o json` lists the layers; the finding names the first that the worker lacks.",
         remedy="Do not use tiers or transfers with this configuration.",
     ),
     Code(

@@ -19,7 +19,8 @@ INTERSECTION_CODES = (
         "{request} at tokens {from_tokens}-{to_tokens}",
         cause="A page of a sliding window was evicted while the full history stayed; without the window nothing "
         "before the hole can be resumed.",
-        confirm="`kvctl explain` on the decision shows the waterfall and the missing page.",
+        confirm="`kvctl explain` on the decision shows the waterfall; `kvctl inspect prefix SELECTOR` lists the "
+        "tokens that are missing.",
         remedy="More pages for the window group, or a denser retention; the rest of the prefix is stranded until "
         "it is recomputed.",
         reports=(vllm(57610), vllm(54661)),
@@ -33,7 +34,8 @@ INTERSECTION_CODES = (
         "request {request} at tokens {from_tokens}-{to_tokens}",
         cause="The state of the open compression group was evicted or never moved; one missing page of it makes the "
         "whole prefix unusable.",
-        confirm="`kvctl explain` on the decision shows the waterfall and the missing page.",
+        confirm="`kvctl explain` on the decision shows the waterfall; `kvctl inspect prefix SELECTOR` lists the "
+        "tokens that are missing.",
         remedy="More pages for the state groups, or a denser retention.",
     ),
     Code(
@@ -55,7 +57,7 @@ INTERSECTION_CODES = (
         sentence="group {group}: {count} [decision|decisions] lost {lost} tokens because no checkpoint ends at the "
         "boundary, last request {request} at {to_tokens}",
         cause="A recurrent state is kept at some boundaries only, and cannot be rolled back to another one.",
-        confirm="`kvctl explain` on the decision lists the boundaries with a checkpoint.",
+        confirm="`kvctl explain` on the decision shows how far the group itself can resume: its last checkpoint.",
         remedy="A denser retention or a smaller interval between checkpoints.",
         reports=(vllm(45238),),
     ),
@@ -68,7 +70,8 @@ INTERSECTION_CODES = (
         "only ({count} of {checked} look-ups)",
         cause="The engine accepted a boundary at which a group lacks pages. What it reads there belongs to somebody "
         "else.",
-        confirm="`kvctl explain` on the decision names the group and the missing pages.",
+        confirm="`kvctl explain` on the decision shows what was reused, what the rules allow, and what each group can "
+        "resume.",
         remedy="Invalidate the prefix and report it with the snapshot; the answers to these requests cannot be "
         "trusted.",
         reports=(vllm(44243),),
@@ -94,7 +97,7 @@ INTERSECTION_CODES = (
         "common prefix",
         cause="The common prefix of all groups may only fall while it is searched; here one group's longer hit was "
         "taken for all.",
-        confirm="The waterfall of the decision shows the group's own hit below the engine's.",
+        confirm="`kvctl explain` on the decision shows the group's own hit below what was reused.",
         remedy="As for KV305: invalidate the prefix, report it, and do not trust the answers.",
     ),
     Code(
@@ -116,7 +119,8 @@ INTERSECTION_CODES = (
         sentence="group {group} answered 0 in all of the last {count} decisions where another group had a hit: no "
         "prefix can be reused",
         cause="A group never registers its pages, or under another key: one vetoes all.",
-        confirm="`kvctl inspect groups` shows the waterfall; the group's column is 0.",
+        confirm="`kvctl inspect groups` shows that the group limits every decision; `kvctl explain` on one of them "
+        "shows 0 for it, and the waterfall.",
         remedy="Look at the group's retention and at whether it may be cached at all; the hit rate is 0 until then.",
         reports=(vllm(45238), "https://github.com/vllm-project/vllm-ascend/pull/10009"),
     ),
@@ -138,7 +142,7 @@ INTERSECTION_CODES = (
         title="tier parts incomplete",
         sentence="{name} in tier {tier} is incomplete: {what}; usable up to {value} tokens",
         cause="Parts of one prefix (states, ranks) are stored separately, and some are missing.",
-        confirm="`kvctl inspect tiers` lists the parts.",
+        confirm="The finding names the part that is short; in a folder, count the files of each part.",
         remedy="Nothing if the engine clamps to the common part; otherwise remove the entry.",
     ),
     Code(

@@ -88,7 +88,7 @@ ALIGNMENT_CODES = (
         sentence="{count} host [pool is|pools are] {what}, first {layer}",
         cause="The pool was allocated without page-locking; copies are staged and slow, and some cannot run "
         "asynchronously.",
-        confirm="`kvctl inspect tiers` shows the pool.",
+        confirm="`/proc/PID/limits` of the worker (max locked memory) is the limit that the pool has to fit in.",
         remedy="Allow page-locked memory (ulimit -l, container limits) and restart.",
     ),
     Code(
@@ -122,7 +122,7 @@ REDLINE_CODES = (
         title="admission: reusable cache pinned above the cap",
         sentence="{value} of {size} pages are pinned reusable cache while requests wait; the cap is {cap}",
         cause="Cached pages that cannot be evicted take the room of waiting requests.",
-        confirm="`kvctl inspect overview` shows waiting requests and pinned pages.",
+        confirm="`kvctl inspect overview` shows the waiting requests; the finding has the pinned pages and the cap.",
         remedy="Lower the cap or unpin.",
     ),
     Code(
@@ -155,7 +155,7 @@ REDLINE_CODES = (
         title="one recovery path used for two states",
         sentence="states {first} and {second} were recovered by the same route {route}",
         cause="The five states differ in what makes them whole; a shared route skips what one of them needs.",
-        confirm="The route of each state is in the decision.",
+        confirm="The finding names both states and the route that they share.",
         remedy="Give each state its own route.",
     ),
     Code(

@@ -47,15 +47,14 @@ def _weights(view: View, report: GateReport, evidence: Evidence) -> None:
     if view.snapshot.pages is None:
         report.cannot(["KV201"], "no page table was read")
         return
-    if not weights.changes:
-        if not weights.watched and not weights.complete:
-            report.cannot(["KV201"], "weights are not watched, and a partial digest cannot show that nothing changed")
-            return
+    if not weights.watched:  # what is found is stale all the same; that there is no more of it cannot be said
+        report.cannot(["KV201"], "a call to the workers may have changed weights, and no digest of all has cleared it")
+    elif weights.changes:
+        report.looked("KV201", int(view.keyed.sum()), empty="no page carries a key")
+    else:
         report.looked("KV201", max(int(view.keyed.sum()), 1))
-        return
-    report.looked("KV201", int(view.keyed.sum()), empty="no page carries a key")
     stale = np.flatnonzero(view.keyed & of_older_weights(view.columns, weights))
-    if not len(stale):
+    if not weights.changes or not len(stale):
         return
     change = weights.changes[-1]
     good = change if weights.last_good is None else weights.last_good

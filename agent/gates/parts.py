@@ -27,7 +27,8 @@ def check_parts(view: View, report: GateReport, evidence: Evidence) -> None:
             _complete(report, tier, entry)
         waiting = [entry for entry in tier.entries if entry.registered and not entry.acknowledged]
         if waiting:
-            report.add("KV308", count=len(waiting), name=waiting[0].name, tier=tier.name)
+            name = f"{waiting[0].name} in tier {tier.name}"
+            report.add("KV308", count=len(waiting), name=name, tier=tier.name)
     if not evidence.tiers:
         for code in ("KV308", "KV311"):
             report.looked(code, 0, empty="there is no other tier")

@@ -70,11 +70,10 @@ class Adapters:
     def pages_of(self, name: Hashable, stamps: Words) -> dict[int, int]:
         """Return the pages that this adapter computed, or may have, each with its stamp."""
         found: dict[int, int] = {}
-        marks = self._marks
-        for index in {self._index.get(name, SHARED), SHARED}:
-            page = self._owner.find(index)
-            while page >= 0:
-                if marks[page] == stamps[page] and stamps[page]:
-                    found[page] = stamps[page]
-                page = self._owner.find(index, page + 1)
+        marks, index = self._marks, self._index.get(name)
+        page = -1 if index is None else self._owner.find(index)
+        while page >= 0:
+            if marks[page] == stamps[page] and stamps[page]:
+                found[page] = stamps[page]
+            page = self._owner.find(index or 0, page + 1)
         return found

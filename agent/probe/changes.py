@@ -83,7 +83,7 @@ class Changes:
             raise RefusedError(
                 f"the plan is outdated: {len(moved)} pages moved since it was made",
                 why="pages " + ", ".join(map(str, moved[:PAGES_SHOWN])),
-                next_step="make a new plan",
+                next_step="make a new plan; kvctl explain KV521 says why",
             )
         log.write(uid, pid, "invalidate", {"planned": planned, "result": "begun"})
         keys = [(int(entry["group"]), bytes.fromhex(entry["key"])) for entry in entries]

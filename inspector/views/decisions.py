@@ -148,6 +148,8 @@ def story(snapshot: Snapshot, item: Decision) -> Report:
         facts.append(("GROUPS", _group_lines(geometry, item)))
     if item.waterfall:
         facts.append(("WATERFALL", [_step_line(geometry, step) for step in item.waterfall]))
+    if _too_much(geometry, item):
+        facts.append(("DANGER", _danger_lines(item)))
     if item.reason is not None:
         entry = REASONS[item.reason]
         limit = group_name(geometry, item.limiting_group)
@@ -165,6 +167,17 @@ def story(snapshot: Snapshot, item: Decision) -> Report:
         blocks=[Facts(facts=facts)],
         notes=notes(snapshot),
     )
+
+
+def _too_much(geometry: Geometry, item: Decision) -> bool:
+    """Whether the engine reused what the rules forbid; with drafts ours includes a margin, so nothing follows there."""
+    drafts = any(group.draft for group in geometry.groups)
+    return not drafts and not item.skipped and item.usable is not None and item.engine_usable > item.usable
+
+
+def _danger_lines(item: Decision) -> list[str | Cell]:
+    text = f"the engine reused {count(item.engine_usable)} tokens, every group together can resume "
+    return [Cell(f"{text}{count(item.usable)} only: the answer cannot be trusted", Tone.BAD), "kvctl explain KV305"]
 
 
 def _token_lines(item: Decision) -> list[str | Cell]:

@@ -169,7 +169,9 @@ def _facts(
     elif usable < row.logical:
         facts += _why(snapshot, hit, details)
     else:
-        facts.append(("WHY", ["everything that is cached can be used"]))
+        whole = row.logical >= row.tokens - row.tokens % snapshot.geometry.alignment
+        beyond = f"beyond token {count(row.logical)} no page is known at a boundary that can be hit"
+        facts.append(("WHY", ["everything that is cached can be used" if whole else beyond]))
     if row.stranded:
         facts.append(("STRANDED", [f"{plural(row.stranded, 'page')} can be part of no hit now"]))
     return facts

@@ -1,5 +1,6 @@
 """Look at one engine: overview, groups, states, pages, prefixes, requests."""
 
+import shlex
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -45,6 +46,11 @@ _NEEDS = {
 }
 
 
+def _pasted(selector: str) -> str:
+    """Write a selector as a shell takes it; ids in it come from clients. One that cannot be shown is left out."""
+    return shlex.quote(selector) if clean(selector) == selector else "SELECTOR"
+
+
 def _view(text: str) -> View:
     """Read the VIEW; a SELECTOR in its place is told where it belongs."""
     if text in set(View):
@@ -54,7 +60,7 @@ def _view(text: str) -> View:
         from inspector.selector import parse
 
         parse(text)  # what is no selector either is told so
-        raise UsageError(f"{shown!r} is a SELECTOR, no VIEW", next_step=f"kvctl inspect prefix {shown}")
+        raise UsageError(f"{shown!r} is a SELECTOR, no VIEW", next_step=f"kvctl inspect prefix {_pasted(text)}")
     raise UsageError(f"there is no view {shown!r}", next_step=f"one of {', '.join(View)}")
 
 
@@ -105,7 +111,7 @@ def inspect(
         )
     if view is not View.PREFIX and selector is not None:
         raise UsageError(
-            f"inspect {view} takes no SELECTOR", next_step=f"kvctl inspect prefix {selector}, or leave {selector!r} out"
+            f"inspect {view} takes no SELECTOR", next_step=f"kvctl inspect prefix {_pasted(selector)}, or leave it out"
         )
     chain = None if selector is None else _chain(options, selector, salt)
     show(options, _NEEDS[view], _function(view, selector, limit, chain, reveal=options.reveal))

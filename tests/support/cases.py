@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from agent.gates.editor import Editor
-from agent.model.decision import Outcome, Phase, Reason
+from agent.model.decision import Outcome, Phase
 from agent.model.evidence import (
     CapturedBatch,
     Contract,
@@ -78,8 +78,9 @@ def case_5() -> Snapshot:
     )
     pool = PoolBuilder(geometry=geometry)
     chain = chain_of("a", 4_096, 1_024)
-    pool.cache(chain, geometry.groups[0], [1_024, 2_048])
+    pool.cache(chain, geometry.groups[0], [1_024, 2_048, 3_072])
     pool.cache(chain, geometry.groups[1], [2_048, 3_072])
+    pool.evict(chain, 0, 3_072)
     pool.look_up(chain, 4_097, answer=3_072)
     pool.evidence = Evidence(lookups=(EngineLookup(request="a", chain=chain, limit=4_096, answer=3_072, epoch=7),))
     return pool.build()
@@ -210,11 +211,10 @@ def case_11() -> Snapshot:
 def case_12() -> Snapshot:
     """On-disk record that is registered while its transfer is not acknowledged; a request waits for it."""
     snapshot = _tier(TierEntry(tier="disk", name="record", fingerprint="abcd1234", acknowledged=False))
-    pool, chain = _deepseek()
-    waiting = replace(
-        pool.look_up(chain, EXTENDED), outcome=Outcome.PREFETCHING, reason=Reason.NOT_READY, external=1_792
-    )
-    return replace(snapshot, decisions=(waiting,))
+    pool = PoolBuilder(geometry=deepseek_v4(), pages=1_024)
+    pool.evidence = snapshot.evidence or Evidence()
+    pool.look_up(chain_of("a", EXTENDED, 4), EXTENDED, outcome=Outcome.PREFETCHING, external=1_792)
+    return pool.build()
 
 
 def case_13() -> Snapshot:

@@ -93,6 +93,8 @@ class WeightsWatch:
         self._adapters = Adapters(0, list, self._identity_of)
         self._owners_known = False
         """It is on record which adapter computed each page."""
+        self._room: int | None = None
+        """Adapters that stay in memory: with more of them in use, workers load one again by themselves."""
         self._was_there = False
         self._asleep = False
         self.away = False
@@ -113,6 +115,9 @@ class WeightsWatch:
             )
         if hasattr(engine, "add_lora"):
             patches.set(engine, "add_lora", guard.around(engine.add_lora, self._loads, self._loaded))
+        if hasattr(engine, "remove_lora"):  # the workers load it again by themselves, whatever lies there then
+            forgotten = guard.after(engine.remove_lora, lambda *_a, **_k: self._may_have_changed("remove_lora"))
+            patches.set(engine, "remove_lora", forgotten)
         self._watch_sleep(engine.model_executor, patches)
         self._watch_owners(engine)
 
@@ -147,9 +152,10 @@ class WeightsWatch:
 
     def _watch_owners(self, engine: Any) -> None:
         """Keep which adapter computed each page, where the engine serves any and nothing is cached yet."""
-        feed = self._probe.feed
-        if feed is None or getattr(engine.vllm_config, "lora_config", None) is None:
+        feed, config = self._probe.feed, getattr(engine.vllm_config, "lora_config", None)
+        if feed is None or config is None:
             return
+        self._room = getattr(config, "max_cpu_loras", None)
         pool = self._probe.adapter.pool_port()
         self._adapters = Adapters(feed.pages, pool.ids, self._identity_of)
         self._owners_known = not self._probe.adapter.pool().keys
@@ -307,7 +313,7 @@ class WeightsWatch:
             last_good=self._last_good,
             digest=None if self._last is None else self._last[0],
             complete=self._last is not None and self._last[1],
-            watched=not self.unknown_call,
+            watched=not self.unknown_call and (self._room is None or len(self._adapters.names) <= self._room),
         )
 
 

@@ -72,7 +72,9 @@ class Watching:
 def watch(server: Server, folder: Path, *arguments: str) -> Iterator[Watching]:
     """Watch a server until the context is left."""
     out = folder / "out.json"
-    command = [*engine_env.kvctl_command(), "validate", "--watch", "-i", "0.2", "-o", "json", *arguments]
+    # A shell starts its background jobs with SIGINT ignored, and children inherit that.
+    listening = ("env", "--default-signal=INT")
+    command = [*listening, *engine_env.kvctl_command(), "validate", "--watch", "-i", "0.2", "-o", "json", *arguments]
     with out.open("wb") as file:
         environment = {**engine_env.clean_environment(), "KVCTL_RUNTIME_DIR": str(server.runtime)}
         process = subprocess.Popen(command, env=environment, cwd=engine_env.ROOT, stdout=file, stderr=file)

@@ -19,7 +19,7 @@ from tests.support.prompts import prompt
 from tests.support.waiting import wait_for
 
 FACTOR = "3"
-LORA: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "max_cpu_loras": 2}
+LORA: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8, "max_cpu_loras": 8}
 
 
 @pytest.fixture(scope="module")
@@ -269,10 +269,16 @@ def test_an_adapter_that_every_request_loads_is_not_watched(weighed: Weighed, ad
     """Such a request has the workers load it in each step: what lies there may change at any time, unseen."""
     from vllm.lora.request import LoRARequest
 
+    watch = weighed.engine.probe.adapter._weights
+    watch.unknown_call = None  # of the tests before
     assert weighed.engine.probe.adapter.weights_seen().watched
     weighed.ask(adapter=LoRARequest("loads", 8, str(adapters["kept"]), load_inplace=True))
     assert not weighed.engine.probe.adapter.weights_seen().watched
+    watch.unknown_call = None
+    assert weighed.engine.probe.adapter.weights_seen().watched
     weighed.engine.llm.remove_lora(8)
+    seen = weighed.engine.probe.adapter.weights_seen()
+    assert not seen.watched, "the workers load an adapter that was removed again by themselves"
 
 
 @pytest.mark.parametrize("cleared", [False, True], ids=["kept", "cleared"])
