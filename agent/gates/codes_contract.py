@@ -20,7 +20,7 @@ CONTRACT_CODES = (
         "name; engines leave the decision to reset the prefix cache to the operator.",
         confirm="`kvctl fingerprint show` names the change; the stamps of the pages are older than it. After a change "
         "of one LoRA adapter only its own pages count, or all older ones where nobody knows whose they are: the agent "
-        "came when the cache was filled already, or the adapter has more than 65,536 pages.",
+        "came when the cache was filled already, or the adapter has more than 4,096 pages.",
         remedy="Remove exactly the stale pages.",
         command="kvctl invalidate stale",
         reports=(vllm(46125), vllm(42125), vllm(9744), "https://github.com/InternLM/lmdeploy/issues/4917"),

@@ -55,7 +55,7 @@ HARMLESS: Final = frozenset(
 
 CHANGES_KEPT: Final = 64
 
-MOST_PAGES: Final = 65_536
+MOST_PAGES: Final = 4_096
 """Pages of one adapter that are named one by one; with more of them a change of it counts as one of all weights."""
 
 WEIGHTS: Final = "weights"
