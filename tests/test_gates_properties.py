@@ -17,6 +17,7 @@ from agent.model.groups import Geometry, Group
 from agent.model.snapshot import Snapshot
 from agent.model.states import GroupId, ResumeKind, State
 from agent.resume import evaluate
+from tests.support import cases
 from tests.support.pools import PoolBuilder, chain_of, deepseek_v4, group_of, plain
 
 EXAMPLES = 10_000 if os.environ.get("KVCTL_NIGHTLY") else 500
@@ -162,3 +163,10 @@ def test_a_stranded_pool_is_found() -> None:
     bare.cache(chain, geometry.groups[0], range(16, 1_601, 16))
     found = [finding for result in run(bare.build()) for finding in result.findings]
     assert [(finding.code, finding.group, len(finding.pages)) for finding in found] == [("KV310", GroupId(0), 100)]
+
+
+def test_what_was_there_before_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a pool with a loss, a gate that does not see the planted one as well is broken."""
+    assert [result.broken for result in selftest(cases.case_2(), codes=["KV301"])] == [False]
+    monkeypatch.setitem(PLANTS, "KV301", lambda _editor: None)
+    assert [result.broken for result in selftest(cases.case_2(), codes=["KV301"])] == [True]

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ..model.evidence import Evidence
-from ..model.finding import GateName
+from ..model.finding import Finding, GateName
 from ..model.snapshot import Consistency, Snapshot
 from .catalogue import CATALOGUE, codes_of
 from .editor import Editor
@@ -65,7 +65,7 @@ def selftest(
         capture=replace(snapshot.capture, consistency=Consistency.ATOMIC),
         evidence=replace(snapshot.evidence or Evidence(), hash_table=None),
     )
-    before = _codes(base)
+    before = _found(base)
     asked, only = set(gates), None if codes is None else set(codes)
     return tuple(
         _try(base, before, code.code, gate)
@@ -76,7 +76,7 @@ def selftest(
     )
 
 
-def _try(snapshot: Snapshot, before: dict[str, int], code: str, gate: GateName) -> PlantResult:
+def _try(snapshot: Snapshot, before: dict[str, list[Finding]], code: str, gate: GateName) -> PlantResult:
     plant = PLANTS.get(code)
     if plant is None:
         return PlantResult(code=code, gate=gate, planted=False, found=False, reason=_UNPLANTABLE.get(code, "no plant"))
@@ -86,10 +86,12 @@ def _try(snapshot: Snapshot, before: dict[str, int], code: str, gate: GateName) 
     reason = plant(editor)
     if reason is not None:
         return PlantResult(code=code, gate=gate, planted=False, found=False, reason=reason)
-    after = _codes(editor.build())
-    new = {name for name, times in after.items() if times > before.get(name, 0)}
+    after = _found(editor.build())
+    new = {name for name, findings in after.items() if _pages(findings) > _pages(before.get(name, []))}
     also = new - {code} - COMPANIONS.get(code, frozenset())
-    return PlantResult(code=code, gate=gate, planted=True, found=code in after, also=tuple(sorted(also)))
+    # What was there before the fault was planted does not show that the gate sees it.
+    found = code in after and after[code] != before.get(code)
+    return PlantResult(code=code, gate=gate, planted=True, found=found, also=tuple(sorted(also)))
 
 
 _UNPLANTABLE = {
@@ -99,13 +101,18 @@ _UNPLANTABLE = {
 }
 
 
-def _codes(snapshot: Snapshot) -> dict[str, int]:
-    """Count the pages (or findings) of each code."""
-    found: dict[str, int] = {}
+def _found(snapshot: Snapshot) -> dict[str, list[Finding]]:
+    """Return the findings of each code."""
+    found: dict[str, list[Finding]] = {}
     for result in run(snapshot):
         for finding in result.findings:
-            found[finding.code] = found.get(finding.code, 0) + max(len(finding.pages), 1)
+            found.setdefault(finding.code, []).append(finding)
     return found
+
+
+def _pages(findings: list[Finding]) -> int:
+    """Count the pages that findings name; one without any counts once."""
+    return sum(max(len(finding.pages), 1) for finding in findings)
 
 
 def untested() -> tuple[str, ...]:
