@@ -61,14 +61,30 @@ def cached(pages: PageColumns) -> NDArray[np.bool_]:
     return result
 
 
+def in_transit(pages: PageColumns) -> NDArray[np.bool_]:
+    """Return the cached pages that are registered but not computed yet: their step has not been processed."""
+    result: NDArray[Any] = cached(pages) & ((stamps(pages) >> np.uint64(STEP_SHIFT)) > pages.committed_step)
+    return result
+
+
+def spoiled(pages: PageColumns) -> NDArray[np.bool_]:
+    """Return which pages were never computed or were computed on top of one that was not; meaningless without a key."""
+    never = np.fromiter(pages.never_computed, "<u8", len(pages.never_computed))
+    found: NDArray[Any] = np.isin(stamps(pages), never)
+    found[[page for page in pages.tainted if page < pages.count]] = True
+    return found
+
+
 def ready(pages: PageColumns) -> NDArray[np.bool_]:
     """Return which pages carry a key and were computed: committed, not never-computed and not tainted."""
-    good = cached(pages) & ((stamps(pages) >> np.uint64(STEP_SHIFT)) <= pages.committed_step)
-    if pages.never_computed:
-        good &= ~np.isin(stamps(pages), np.fromiter(pages.never_computed, "<u8", len(pages.never_computed)))
-    if pages.tainted:
-        good[np.fromiter(pages.tainted, np.int64, len(pages.tainted))] = False
-    return good
+    result: NDArray[Any] = cached(pages) & ~in_transit(pages) & ~spoiled(pages)
+    return result
+
+
+def stale(pages: PageColumns, weights: Weights | None) -> NDArray[np.bool_]:
+    """Return the cached pages whose content must not be used: spoiled, or computed with other weights than now."""
+    result: NDArray[Any] = cached(pages) & (spoiled(pages) | of_older_weights(pages, weights))
+    return result
 
 
 def of_older_weights(pages: PageColumns, weights: Weights | None) -> NDArray[np.bool_]:

@@ -8,10 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-import numpy as np
-
-from agent.columns import of_older_weights
-from agent.model.evidence import Weights
+from agent import columns
 from agent.model.finding import GateResult
 from agent.model.snapshot import PageColumns, Snapshot
 from agent.model.states import Status
@@ -111,15 +108,9 @@ def of_snapshot(snapshot: Snapshot) -> list[Sample]:
 
 
 def _of_pages(snapshot: Snapshot, pages: PageColumns) -> list[Sample]:
-    tokens = np.frombuffer(pages.tokens, "<u4")
-    group = np.frombuffer(pages.group, np.uint8)
-    stamp = np.frombuffer(pages.stamp, "<u8")
-    cached = tokens > 0
-    weights = None if snapshot.evidence is None else snapshot.evidence.weights
-    stale = cached & _stale(pages, stamp, weights)
-    moving = cached & ~stale & ((stamp >> np.uint64(20)) > np.uint64(pages.committed_step))
-    if pages.committed_step <= 0:
-        moving[:] = False
+    group, cached = columns.groups(pages), columns.cached(pages)
+    stale = columns.stale(pages, None if snapshot.evidence is None else snapshot.evidence.weights)
+    moving = columns.in_transit(pages) & ~stale
     samples = []
     for found in snapshot.geometry.groups:
         own = cached & (group == found.id)
@@ -135,16 +126,6 @@ def _of_pages(snapshot: Snapshot, pages: PageColumns) -> list[Sample]:
         ]
         samples.append(Sample(metric=CATALOGUE["stale_pages"], labels=(name,), value=counts[Status.STALE]))
     return samples
-
-
-def _stale(
-    pages: PageColumns, stamp: "np.typing.NDArray[np.uint64]", weights: Weights | None
-) -> "np.typing.NDArray[np.bool_]":
-    """Pages of older weights, never computed, or computed on top of such a page."""
-    never = np.fromiter(pages.never_computed, np.uint64, len(pages.never_computed))
-    found: np.typing.NDArray[np.bool_] = np.isin(stamp, never)
-    found[[page for page in pages.tainted if page < pages.count]] = True
-    return found | of_older_weights(pages, weights)
 
 
 class GateTotals:

@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agent import columns as raw
-from agent.feedformat import STEP_SHIFT
 from agent.model.snapshot import PageColumns, Snapshot
 
 U64 = NDArray[np.uint64]
@@ -57,23 +56,8 @@ def columns_of(pages: PageColumns) -> Columns:
     )
 
 
-def in_transit(pages: PageColumns, columns: Columns) -> Mask:
-    """Return the cached pages that are registered but not computed yet: their step has not been processed."""
-    return columns.cached & ((columns.stamp >> np.uint64(STEP_SHIFT)) > np.uint64(pages.committed_step))
-
-
 def stale(snapshot: Snapshot, columns: Columns) -> Mask:
-    """Return the cached pages whose content must not be used.
-
-    They were registered under older weights, never computed at all, or computed on top of such a page.
-    """
-    result = np.zeros(columns.count, np.bool_)
-    pages = snapshot.pages
-    if pages is None:
-        return result
-    if pages.never_computed:
-        result |= np.isin(columns.stamp, np.fromiter(pages.never_computed, np.uint64, len(pages.never_computed)))
-    if pages.tainted:
-        result[[page for page in pages.tainted if page < columns.count]] = True
-    result |= raw.of_older_weights(pages, None if snapshot.evidence is None else snapshot.evidence.weights)
-    return result & columns.cached
+    """Return the cached pages whose content must not be used, see :func:`agent.columns.stale`."""
+    if snapshot.pages is None:
+        return np.zeros(columns.count, np.bool_)
+    return raw.stale(snapshot.pages, None if snapshot.evidence is None else snapshot.evidence.weights)

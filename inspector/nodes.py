@@ -12,10 +12,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from agent.columns import in_transit
 from agent.model.groups import Geometry
 from agent.model.snapshot import Snapshot
 
-from .columns import I64, U64, Columns, Mask, columns_of, in_transit, stale
+from .columns import I64, U64, Columns, Mask, columns_of, stale
 
 NONE = -1
 """No node: the chain starts here, or :data:`UNKNOWN_LINK` or :data:`GONE` says more."""
@@ -149,8 +150,8 @@ def build(snapshot: Snapshot) -> Nodes | None:
     if snapshot.pages is None:
         return None
     columns = columns_of(snapshot.pages)
-    usable = ~in_transit(snapshot.pages, columns) & ~stale(snapshot, columns)
-    moving = in_transit(snapshot.pages, columns)
+    moving = in_transit(snapshot.pages)
+    usable = ~moving & ~stale(snapshot, columns)
     rows = np.flatnonzero(columns.cached)
     heads = columns.key_head[rows]
     keys, groups = columns.key[rows], columns.group[rows].astype(np.int64)

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from agent.columns import in_transit
 from agent.model.snapshot import Snapshot
 from agent.model.states import GroupId, State
 
-from .columns import columns_of, in_transit, stale
+from .columns import columns_of, stale
 from .prefixes import Prefixes
 
 
@@ -83,7 +84,7 @@ def occupancy(snapshot: Snapshot, prefixes: Prefixes | None = None) -> Occupancy
         return None
     columns = columns_of(pages)
     cached = columns.cached
-    moving, old = in_transit(pages, columns), stale(snapshot, columns)
+    moving, old = in_transit(pages), stale(snapshot, columns)
     held = None if columns.references is None else columns.references > 0
     prefixes = prefixes or Prefixes(snapshot)
     stranded = prefixes.stranded

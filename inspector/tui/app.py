@@ -103,7 +103,7 @@ class Dashboard(Frame):
 
     @on(Drawn)
     def _drawn(self, message: Drawn) -> None:
-        self.picture, self.lost, self.arriving = message.picture, None, None
+        self.picture, self.lost, self.arriving = message.picture, None, message.arriving
         self.draw()
 
     @on(Arriving)

@@ -116,7 +116,8 @@ class Feed:
         self._link.connect()
         self._next_read, self._drawn = 0.0, None
         # The first picture needs no page table: a million pages take seconds to arrive.
-        self._read(Pane.OVERVIEW, table=False)
+        # Until the feed is joined it is not live: decisions of that time come without their keys.
+        self._read(Pane.OVERVIEW, table=False, arriving=0.0)
         self._unexplained = self._link.follow(self._arriving)
         self._drawn = None
 
@@ -137,15 +138,15 @@ class Feed:
         elif fresh and pane is Pane.DECISIONS and self._last is not None:
             self._show(pane, self._last)
 
-    def _read(self, pane: Pane, *, table: bool) -> None:
+    def _read(self, pane: Pane, *, table: bool, arriving: float | None = None) -> None:
         snapshot = self._link.read(table=table)
         engine = (snapshot.engine.pid, snapshot.engine.start_ticks)
         if engine != self._engine:
             self._engine, self._decisions, self._forgotten, self._history = engine, {}, 0, History()
         self._take(snapshot.decisions or ())
-        self._show(pane, snapshot)
+        self._show(pane, snapshot, arriving)
 
-    def _show(self, pane: Pane, snapshot: Snapshot) -> None:
+    def _show(self, pane: Pane, snapshot: Snapshot, arriving: float | None = None) -> None:
         """Post a picture of a reading with the decisions that have come since."""
         if snapshot.decisions is not None:
             latest = tuple(self._decisions[number] for number in sorted(self._decisions))
@@ -161,7 +162,7 @@ class Feed:
             live=self._link.live,
             unexplained=self._unexplained,
         )
-        self._post(Drawn(picture))
+        self._post(Drawn(picture, arriving if self._link.live else None))
 
     def _take(self, decisions: Iterable[Decision]) -> None:
         """Remember decisions; one that is explained replaces the same one unexplained, and is counted once."""

@@ -16,10 +16,11 @@ from .picture import Picture
 class Drawn(Message):
     """A new picture."""
 
-    def __init__(self, picture: Picture) -> None:
-        """Carry it."""
+    def __init__(self, picture: Picture, arriving: float | None = None) -> None:
+        """Carry it, and how much of the page table is there, 0 to 1; None: all of it, or none will come."""
         super().__init__()
         self.picture = picture
+        self.arriving = arriving
 
     def can_replace(self, message: Message) -> bool:
         """Give way to a newer picture."""

@@ -5,10 +5,11 @@ Invariant: the lines of the breakdown add up to the pool. Read by ``kvctl inspec
 
 import numpy as np
 
+from agent.columns import in_transit
 from agent.feedformat import STEP_SHIFT
 from agent.model.snapshot import Snapshot
 
-from ..columns import columns_of, in_transit, stale
+from ..columns import columns_of, stale
 from ..format import bar, percent
 from ..occupancy import Occupancy, occupancy
 from ..report import Cell, Column, Json, Kind, Report, Table, Tone, Value
@@ -111,7 +112,7 @@ def _listed(snapshot: Snapshot, limit: int, *, reveal: bool) -> list[Json]:
     if snapshot.pages is None:
         return []
     columns = columns_of(snapshot.pages)
-    moving, old = in_transit(snapshot.pages, columns), stale(snapshot, columns)
+    moving, old = in_transit(snapshot.pages), stale(snapshot, columns)
 
     cached = np.flatnonzero(columns.cached)
     picked = cached[np.lexsort((cached, -columns.tokens[cached].astype(np.int64)))][:limit]

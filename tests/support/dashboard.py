@@ -43,11 +43,14 @@ class ScriptedLink:
     """For each reading whether the page table was asked for."""
     gate: Event = field(default_factory=Event)
     """Readings wait while this is clear."""
+    joining: Event = field(default_factory=Event)
+    """Joining the feed waits while this is clear."""
     connected: int = 0
 
     def __post_init__(self) -> None:
-        """Let readings through."""
+        """Let readings and joining through."""
         self.gate.set()
+        self.joining.set()
 
     def connect(self) -> None:
         """Count."""
@@ -56,6 +59,7 @@ class ScriptedLink:
 
     def follow(self, progress: Progress) -> str | None:
         """Say whether there is a feed."""
+        self.joining.wait(DEADLINE_S)
         if self.live:
             progress(1.0)
         return self.unfollowed

@@ -149,6 +149,20 @@ def test_banner_keeps_the_last_picture() -> None:
     drive(link, (100, 40), script)
 
 
+def test_not_live_before_the_feed_is_joined() -> None:
+    """The first picture says that the page table is still to come: decisions made until then have no keys."""
+    link = ScriptedLink(gemma())
+    link.joining.clear()
+
+    async def script(driver: Driver) -> None:
+        text = await driver.shows("chatcmpl-alice", "page table 0")
+        assert "live," not in text
+        link.joining.set()
+        await driver.shows("live,")
+
+    drive(link, (100, 40), script)
+
+
 def test_no_feed_says_why() -> None:
     """On an engine without a feed the screen says why decisions come unexplained."""
 
