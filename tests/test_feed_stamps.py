@@ -1,10 +1,15 @@
 """Stamps and the commit fence, rule by rule, on a pool without an engine."""
 
+from collections.abc import Iterable
 from typing import Any
+
+import pytest
 
 from agent.feedformat import LATE_CALLS, LOADED_CALLS, STEP_SHIFT, UPDATE_CALLS, step_of
 from agent.model.snapshot import Level
+from agent.probe import fence as fence_module
 from agent.probe.feed import Feed
+from agent.probe.port import Words
 from agent.probe.stamps import LOG_LIMIT, WEIGHTS_LIMIT
 from agent.table import RingReader
 from tests.support.fake_pool import FakePool, FakeRequest
@@ -143,6 +148,36 @@ def test_a_bad_page_that_was_handed_out_again_taints_nothing() -> None:
     assert not feed.tainted()
     feed.fence.prune()
     assert not feed.never_computed()
+
+
+def test_dead_ones_are_looked_for_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many bad pages there are, a step looks at a bounded number; in the end exactly the live ones are left."""
+    monkeypatch.setattr(fence_module, "PRUNE_PAGES", 4)
+    monkeypatch.setattr(fence_module, "PRUNE_STEPS", 1)
+    pool, feed = _feed(64)
+    victim = pool.request("victim", 30)
+    feed.before_schedule(1)
+    pool.register(victim, 0, 30)
+    feed.after_schedule(1, {})
+    pool.evict(victim.table[:20])
+    looked: list[int] = []
+    tokens = pool.tokens
+
+    def counted(pages: Iterable[Any]) -> Words:
+        looked.append(len(listed := list(pages)))
+        return tokens(listed)
+
+    monkeypatch.setattr(pool, "tokens", counted)
+    step = 2
+    while len(feed.fence._bad) > 10:
+        before = sum(looked)
+        feed.before_schedule(step)
+        feed.after_schedule(step, {"another"})
+        assert sum(looked) - before <= 4
+        step += 1
+        assert step < 50
+    assert set(feed.fence._bad) == {page.number for page in victim.table[20:]}
+    assert len(feed.never_computed()) == 1
 
 
 def test_readers_learn_that_a_step_was_processed_although_no_page_changed() -> None:

@@ -5,7 +5,7 @@ adapter cost one look at each registration call and nothing a page. Filled where
 """
 
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from itertools import compress
 from typing import Any, Final
 
@@ -44,9 +44,10 @@ class Adapters:
         self.names[number] = name
         return self._index.setdefault(name, min(len(self._index) + 1, SHARED))
 
-    def knows(self, name: Hashable) -> bool:
-        """Return whether this adapter was ever learned."""
-        return name in self._index
+    @property
+    def known(self) -> Collection[Hashable]:
+        """Every adapter that was ever learned."""
+        return self._index.keys()
 
     def note(self, entries: Sequence[Registration], stamps: Words) -> None:
         """Take over registration calls that were just folded into ``stamps``."""
@@ -69,11 +70,14 @@ class Adapters:
 
     def pages_of(self, name: Hashable, stamps: Words) -> dict[int, int]:
         """Return the pages that this adapter computed, or may have, each with its stamp."""
+        index = self._index.get(name)
+        if index is None:
+            return {}
         found: dict[int, int] = {}
-        marks, index = self._marks, self._index.get(name)
-        page = -1 if index is None else self._owner.find(index)
+        marks, find = self._marks, self._owner.find
+        page = find(index)
         while page >= 0:
             if marks[page] == stamps[page] and stamps[page]:
                 found[page] = stamps[page]
-            page = self._owner.find(index or 0, page + 1)
+            page = find(index, page + 1)
         return found

@@ -4,11 +4,28 @@ Invariant: they only rise. Written on the engine's thread, read by the probe's t
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 DURATION_BUCKETS_S: Final = (25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 100e-3)
 """Upper bounds of the histogram of look-up durations, seconds."""
+
+
+def histogram(name: str, bounds: Sequence[float], counts: Sequence[int], total: float) -> dict[str, float]:
+    """Return a histogram as counters: cumulative buckets, sum and count.
+
+    Args:
+        name: Catalogue name.
+        bounds: Upper bounds of the buckets, ascending.
+        counts: Observations of each bucket, and of those beyond.
+        total: Sum of all observed values.
+    """
+    values: dict[str, float] = {}
+    count = 0
+    for bound, more in zip((*(f"{bound:g}" for bound in bounds), "+Inf"), counts, strict=True):
+        count += more
+        values[f'{name}_bucket{{le="{bound}"}}'] = count
+    return values | {f"{name}_sum": total, f"{name}_count": count}
 
 
 class Counters:
@@ -63,11 +80,7 @@ class Counters:
         values["reuse_lookups_not_admitted"] = max(0, self.lookups - self.admitted_lookups)
         values["decision_chains_omitted"] = self.chains_omitted
         values["decisions_dropped"] = self.decisions_dropped
-        total = 0
-        for bound, count in zip((*DURATION_BUCKETS_S, None), self._durations, strict=True):
-            total += count
-            values[f'decision_duration_seconds_bucket{{le="{"+Inf" if bound is None else f"{bound:g}"}"}}'] = total
-        values["decision_duration_seconds_sum"] = self._duration_ns / 1e9
-        values["decision_duration_seconds_count"] = total
+        durations = histogram("decision_duration_seconds", DURATION_BUCKETS_S, self._durations, self._duration_ns / 1e9)
+        values.update(durations)
         values.update(extra or {})
         return values

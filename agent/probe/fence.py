@@ -23,6 +23,9 @@ PRUNE_AT = 1024
 PRUNE_STEPS = 256
 """Steps between two looks for dead ones."""
 
+PRUNE_PAGES = 512
+"""Bad pages looked at in one step of such a look: about 0.3 ms, each lies somewhere else in memory."""
+
 LOOK_PAGES = 8192
 """Pages looked at then for older weights: about 0.3 ms."""
 
@@ -48,6 +51,7 @@ class Fence:
         self.shrunk = False
         """Something was forgotten: readers need the whole list."""
         self._prune_at = PRUNE_AT
+        self._left: list[int] = []  # bad pages that the look for dead ones has still to come to
         self._steps = 0
         self._old = 0  # pages stamped lower were computed with other weights than now; 0: there are none
         self._cursor = 0  # how far the pool was looked through for such pages
@@ -105,8 +109,10 @@ class Fence:
             for first, entries in folded:
                 self._taint(first, entries)
             self._steps += 1
-            if self._steps >= PRUNE_STEPS or len(self._bad) >= self._prune_at:
-                self.prune()
+            if self._left:
+                self._prune_some()
+            elif self._steps >= PRUNE_STEPS or len(self._bad) >= self._prune_at:
+                self._begin_prune()
                 if self._old:
                     self._look_for_old()
         folded.clear()
@@ -229,27 +235,45 @@ class Fence:
     # ------------------------------------------------------------------ size
 
     def prune(self) -> None:
-        """Forget pages that lost their key or were registered anew."""
-        page_stamps = self._stamps.page_stamps
-        ids = list(self._bad)
-        pages = [self._port.take(page, page + 1)[0] for page in ids]
-        alive = {
-            page
-            for page, tokens in zip(ids, self._port.tokens(pages), strict=True)
-            if tokens and page_stamps[page] == self._bad[page]
-        }
-        before = len(self.never) + len(self.tainted)
-        self._bad = {page: stamp for page, stamp in self._bad.items() if page in alive}
-        kept = set(self._bad.values())
-        self.never = {stamp: pages for stamp, pages in self.never.items() if stamp in kept}
-        self.tainted = {page: stamp for page, stamp in self.tainted.items() if self._bad.get(page) == stamp}
-        self.outdated = {page: stamp for page, stamp in self.outdated.items() if self._bad.get(page) == stamp}
-        self._prune_at = max(PRUNE_AT, 2 * len(self._bad))
+        """Forget all pages that lost their key or were registered anew."""
+        self._begin_prune()
+        while self._left:
+            self._prune_some()
+
+    def _begin_prune(self) -> None:
+        self._left = list(self._bad)
         self._steps = 0
+        self._prune_some()
+
+    def _prune_some(self) -> None:
+        """Look at some of the bad pages; whatever became bad since the look began waits for the next one."""
+        port, bad, page_stamps = self._port, self._bad, self._stamps.page_stamps
+        ids = self._left[-PRUNE_PAGES:]
+        del self._left[-PRUNE_PAGES:]
+        held = port.tokens([port.take(page, page + 1)[0] for page in ids])
+        for page, tokens in zip(ids, held, strict=True):
+            stamp = bad.get(page)
+            good = stamp if tokens and page_stamps[page] == stamp else None
+            if good is None:
+                bad.pop(page, None)
+            if self.outdated.get(page) != good:
+                self.outdated.pop(page, None)
+            if self.tainted.get(page, good) != good:
+                del self.tainted[page]
+                self.shrunk = True
+        if not self._left:
+            self._end_prune()
+
+    def _end_prune(self) -> None:
+        bad, before = self._bad, len(self.never)
+        self.never = {
+            stamp: pages for stamp, pages in self.never.items() if any(bad.get(page) == stamp for page in pages)
+        }
+        self._prune_at = max(PRUNE_AT, 2 * len(bad))
         self._forget()
-        if not self._bad and not self._old:
+        if not bad and not self._old:
             self._clean.clear()
-        self.shrunk = self.shrunk or len(self.never) + len(self.tainted) != before
+        self.shrunk = self.shrunk or len(self.never) != before
 
     def forget_news(self) -> None:
         """Readers know everything now, or there are none."""
@@ -264,6 +288,7 @@ class Fence:
         self.tainted.clear()
         self.outdated.clear()
         self._bad.clear()
+        self._left.clear()
         self._old = 0
         self._clean.clear()
         self._carriers.clear()

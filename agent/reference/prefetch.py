@@ -51,7 +51,6 @@ class Prefetcher:
     def __init__(self, pages: Pages, pools: Pools, tiers: Tiers, engine: EngineConfig) -> None:
         self._pages, self._pools, self._tiers, self._share = pages, pools, tiers, engine.cached_share
         self._loads: dict[int, _Load] = {}
-        self.given_up = 0
         self.failed: dict[str, int] = {}
         self.loaded = 0
         self.results = dict.fromkeys(("arrived", "failed", "expired", "dropped"), 0)
@@ -59,6 +58,11 @@ class Prefetcher:
         self.waits = [0] * (len(WAIT_BUCKETS_S) + 1)
         """Loads by how long a request waited for them, for each of :data:`WAIT_BUCKETS_S` and beyond."""
         self.waited_s = 0.0
+
+    @property
+    def given_up(self) -> int:
+        """Loads that took longer than a request waits."""
+        return self.results["expired"]
 
     def reserved(self) -> Mapping[State, int]:
         """Return the pages of each pool that wait for an acknowledgement."""
@@ -144,7 +148,6 @@ class Prefetcher:
         """Give up transfers whose acknowledgement is overdue."""
         for number in [number for number, load in self._loads.items() if step - load.step > GIVE_UP_STEPS]:
             self._loads[number].request.tier_attempts = ATTEMPTS
-            self.given_up += 1
             self.drop(number, "expired")
 
     def drop(self, number: int, result: str = "dropped") -> None:

@@ -15,6 +15,7 @@ from ...model.evidence import Evidence
 from ...model.groups import Geometry
 from ...model.snapshot import Capability, EngineInfo, PoolInfo, Tier
 from ...model.states import PageId
+from ...probe.counters import histogram
 from ...probe.patches import Patches
 from ..base import RequestRow
 from ..version import agent_version
@@ -224,11 +225,7 @@ class ReferenceAdapter:
 
         loads = engine.prefetcher
         values = {f'prefetch{{result="{result}"}}': float(count) for result, count in loads.results.items()}
-        total = 0
-        for bound, count in zip((*WAIT_BUCKETS_S, None), loads.waits, strict=True):
-            total += count
-            values[f'prefetch_wait_seconds_bucket{{le="{"+Inf" if bound is None else f"{bound:g}"}"}}'] = total
-        return values | {"prefetch_wait_seconds_sum": loads.waited_s, "prefetch_wait_seconds_count": total}
+        return values | histogram("prefetch_wait_seconds", WAIT_BUCKETS_S, loads.waits, loads.waited_s)
 
     def hash_table(self) -> list[tuple[bytes, Any]]:
         """Copy the engine's index: key with its group behind it, and the pages that carry it."""

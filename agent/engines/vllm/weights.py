@@ -13,6 +13,7 @@ from ...feedformat import STEP_SHIFT
 from ...model.evidence import Weights
 from ...probe.adapters import Adapters, Identity
 from ...probe.patches import Patches
+from .doubt import Doubt
 
 CHANGING: Final[dict[str, str]] = {
     "reload_weights": "reload",
@@ -79,8 +80,8 @@ class WeightsWatch:
     def __init__(self, probe: Any) -> None:
         self._probe = probe
         self._changes: list[Change] = []
-        self.unknown_call: str | None = None
-        """A worker method that was called and may have changed weights."""
+        self.doubt = Doubt()
+        """Calls that may have changed weights."""
         self.points = 0
         """Changes seen so far, and calls that may have been some: a reading during which it grows is void."""
         self._seen: dict[str, tuple[str, int]] = {}
@@ -167,19 +168,19 @@ class WeightsWatch:
         if adapter is None:
             return None
         if getattr(adapter, "load_inplace", False):  # the workers load it again in every step, whatever lies there then
-            self.unknown_call = "a request that loads its adapter in place"
+            self._rise("a request that loads its adapter in place")
         return _identity(adapter)
 
     def _loads(self, request: Any, *_args: Any, **_kwargs: Any) -> None:
         """Note whether an adapter is there that is about to be loaded; asked of the workers only where it matters."""
         (name, number), in_place = _identity(request), getattr(request, "load_inplace", False)
-        asked = in_place or self._adapters.knows(name)
+        asked = in_place or name in self._adapters.known
         self._was_there = bool(asked) and number in self._probe.adapter.core.list_loras()
 
     def _loaded(self, failed: bool, request: Any, *_args: Any, **_kwargs: Any) -> None:
         """Pages of an adapter keep their keys when its bytes change: in place for certain, loaded again perhaps."""
         name, number = _identity(request)
-        again = self._adapters.knows(name) and not self._was_there
+        again = name in self._adapters.known and not self._was_there
         if failed or again:
             self._may_have_changed("add_lora")
         elif self._was_there and getattr(request, "load_inplace", False):
@@ -196,18 +197,21 @@ class WeightsWatch:
         self.points += 1
         self._loras = {key: value for key, value in self._loras.items() if key[1] != name}
         self._last_good = None
+        self.doubt.stale(name)
         self._note("lora", number)
         held = self._probe.adapter.scheduler.requests
         feed.note_adapter_change(pages, [key for key, one in held.items() if _uses(one, name, number)])
         self._read_again()
 
     def _pages_of(self, name: Hashable) -> dict[int, int] | None:
-        """Return the pages that an adapter computed; None where that is not known of all pages."""
+        """Return the cached pages that an adapter computed; None where that is not known of all pages."""
         stamps = self._probe.feed.stamps
         stamps.fold()
         if not self._owners_known or stamps.dropped:
             return None
-        pages = self._adapters.pages_of(name, stamps.page_stamps)
+        pages, pool = self._adapters.pages_of(name, stamps.page_stamps), self._probe.adapter.pool_port()
+        held = pool.tokens([pool.take(page, page + 1)[0] for page in pages])
+        pages = {page: stamp for (page, stamp), tokens in zip(pages.items(), held, strict=True) if tokens}
         return pages if len(pages) <= MOST_PAGES else None
 
     # ---------------------------------------------------------------- changes
@@ -223,10 +227,15 @@ class WeightsWatch:
 
     def _may_have_changed(self, call: str) -> None:
         """Nobody knows what a call did; where changes are acted on, a digest tells as soon as it can."""
-        self.unknown_call = call
+        self._rise(call)
         self.points += 1
         if getattr(self._probe.feed, "on_weights_change", None) is not None:
             self._read_again()
+
+    def _rise(self, call: str) -> None:
+        """Note that a call may have changed weights, with what was read before it."""
+        base = {mode: text for mode, (text, _) in self._seen.items()}
+        self.doubt.rise(call, base, {key: text for key, (text, _) in self._loras.items()})
 
     def changed(self, cause: str, *, read: bool = True) -> None:
         """Note a change: pages of later schedule calls belong to other weights.
@@ -239,6 +248,7 @@ class WeightsWatch:
         self.points += 1
         self._seen.clear()
         self._loras.clear()
+        self.doubt.end()
         self._last, self._last_good = None, None
         if feed is not None:
             if getattr(self._probe, "unsettled", False):
@@ -270,7 +280,7 @@ class WeightsWatch:
         """Compare a digest of the weights in memory with the last one that was read in the same way.
 
         One that differs without a change that was seen is a change somewhere since the last one: pages registered in
-        between are doubtful. An equal one that covers every tensor shows that an unknown call changed nothing.
+        between are doubtful. A whole one that equals one from before an unknown call shows that nothing changed.
 
         Args:
             mode: ``sample`` or ``full``.
@@ -287,13 +297,11 @@ class WeightsWatch:
             self._adapter_changed(name, named[name][0])
         if reloaded:
             self._last_good = min(known[name][1] for name in reloaded)
-            self.unknown_call = None
         if before is not None and before[0] != digest:
             self.changed("digest", read=False)
             self._last_good = before[1]
-            self.unknown_call = None
-        elif before is not None and complete and len(known) == len(named):
-            self.unknown_call = None
+        elif complete:
+            self.doubt.answer(mode, digest, {name: text for name, (_, text) in named.items()}, self._adapters.known)
         now = (self._probe.recorder.step + 1) << STEP_SHIFT
         self._seen[mode] = (digest, now)
         self._loras.update({(mode, name): (text, now) for name, (_, text) in named.items()})
@@ -313,7 +321,7 @@ class WeightsWatch:
             last_good=self._last_good,
             digest=None if self._last is None else self._last[0],
             complete=self._last is not None and self._last[1],
-            watched=not self.unknown_call and (self._room is None or len(self._adapters.names) <= self._room),
+            watched=self.doubt.call is None and (self._room is None or len(self._adapters.known) <= self._room),
         )
 
 

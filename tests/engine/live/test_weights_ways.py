@@ -270,11 +270,11 @@ def test_an_adapter_that_every_request_loads_is_not_watched(weighed: Weighed, ad
     from vllm.lora.request import LoRARequest
 
     watch = weighed.engine.probe.adapter._weights
-    watch.unknown_call = None  # of the tests before
+    watch.doubt.end()  # of the tests before
     assert weighed.engine.probe.adapter.weights_seen().watched
     weighed.ask(adapter=LoRARequest("loads", 8, str(adapters["kept"]), load_inplace=True))
     assert not weighed.engine.probe.adapter.weights_seen().watched
-    watch.unknown_call = None
+    watch.doubt.end()
     assert weighed.engine.probe.adapter.weights_seen().watched
     weighed.engine.llm.remove_lora(8)
     seen = weighed.engine.probe.adapter.weights_seen()
