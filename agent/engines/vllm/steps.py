@@ -96,6 +96,8 @@ def _hook_lookups(adapter: Any, probe: Any, patches: Patches, manager: Any) -> N
     events, settle = noted.events, noted.settle
 
     def before() -> None:
+        # Decisions go to readers before the cut that follows them: their place says which table they saw.
+        settle()
         if held:
             quarantine.sweep()
         recorder.before_lookup()
@@ -114,8 +116,6 @@ def _hook_lookups(adapter: Any, probe: Any, patches: Patches, manager: Any) -> N
             finally:
                 depth[0] -= 1
             events.append((request, result, clock() - begin))
-            if recorder.explaining:
-                call(settle)
             return result
 
         return looked_up
@@ -131,14 +131,14 @@ def _hook_lookups(adapter: Any, probe: Any, patches: Patches, manager: Any) -> N
 
 
 def _hook_admissions(probe: Any, patches: Patches, manager: Any, noted: "Noted") -> None:
-    recorder, guard, held = probe.recorder, probe.guard, noted.quarantine.held
-    call, events, settle = guard.call, noted.events, noted.settle
+    guard, held, call = probe.guard, noted.quarantine.held, probe.guard.call
+    events, settle = noted.events, noted.settle
     record = manager.record_prefix_cache_stats
 
     def record_prefix_cache_stats(request: Any, num_hits: int, *args: Any, **kwargs: Any) -> Any:
         if guard.on:
             events.append((request, num_hits, None))
-            if held or recorder.explaining:
+            if held:
                 call(settle)
         return record(request, num_hits, *args, **kwargs)
 
@@ -146,7 +146,7 @@ def _hook_admissions(probe: Any, patches: Patches, manager: Any, noted: "Noted")
 
 
 class Noted:
-    """Look-ups and admissions of a step; what they mean is worked out in its shadow, or when somebody compares.
+    """Look-ups and admissions of a step; what they mean is worked out in its shadow, or before the table is cut again.
 
     Nothing that is read then has changed: a request that leaves before is settled before, see :func:`_hook_ends`.
     """
