@@ -40,6 +40,15 @@ class DecisionFeed(Protocol):
         """Publish what changed; return the epoch."""
         ...
 
+    def publish(self, epoch: int) -> None:
+        """Publish what was captured up to this epoch."""
+        ...
+
+    @property
+    def published(self) -> int:
+        """Epoch of the table at the end of the ring."""
+        ...
+
     def put_decision(self, body: bytes) -> None:
         """Put a DECISION record into the ring without a cut."""
         ...
@@ -87,8 +96,13 @@ class Recorder:
     def before_lookup(self) -> None:
         """A look-up follows: publish the table that it will see, if somebody compares."""
         if self.explaining and self.feed is not None:
-            self._epoch = self.feed.cut()
-            self._stamp = self.feed.stamps.latest
+            self.saw(self.feed.cut(), self.feed.stamps.latest)
+
+    def saw(self, epoch: int, stamp: int) -> None:
+        """The look-ups that come next saw the table of ``epoch``, whose last registration was ``stamp``."""
+        if self.feed is not None:
+            self.feed.publish(epoch)
+        self._epoch, self._stamp = epoch, stamp
 
     def looked_up(self, request: str, duration_ns: int) -> None:
         """A look-up has been made; nothing is counted as a reuse yet."""
@@ -121,7 +135,7 @@ class Recorder:
         if not self.explaining or self.feed is None:
             return
         lookups, step, duration_ns, epoch, stamp, _ = self.stash.get(request, NO_LOOKUP)
-        exact = step == self.step and epoch == self._epoch
+        exact = step == self.step and epoch == self._epoch == self.feed.published
         head = (UNDECIDED, time.time_ns(), self.step, request[:MAX_ID], int(resumed), tokens, usable, external)
         self._publish((*head, lookups, False, duration_ns, epoch, stamp, exact, (), True), hashes)
 
@@ -147,7 +161,8 @@ class Recorder:
         phase = 1 if resumed else 0
         self._counters.admit(phase, tokens, usable, external, skipped, lookups, duration_ns)
         # A cut between look-up and admission (another request was looked up) moves the table past this look-up.
-        exact = bool(self.explaining) and step == self.step and epoch == self._epoch and not moving
+        compared = bool(self.explaining) and self.feed is not None and epoch == self._epoch == self.feed.published
+        exact = compared and step == self.step and not moving
         row = (
             self._number,
             time.time_ns(),

@@ -15,10 +15,11 @@ from typing import Any
 from .. import feedformat as wire
 from ..feedformat import Counts, Flag, Kind
 from ..model.snapshot import Level
-from .columns import chunk_columns, delta_columns, fence_columns, parent_columns
+from .columns import chunk_columns, delta_columns, parent_columns
 from .digest import table_checksum
 from .events import Pending
 from .fence import Fence
+from .outbox import Held, Outbox
 from .port import PoolPort
 from .ring import Part, Ring, unsupported_machine
 from .scan import Scan
@@ -63,10 +64,8 @@ class Feed:
         self._pending = Pending()
         self._scan = Scan(pool_port.pages, clock)
         self._fresh = Fresh()
-        self._ring: Ring | None = None
+        self._out = Outbox(self.fence)
         self._readers = {Level.CONTENT: 0, Level.REFERENCES: 0}
-        self._fence_full = False
-        self._told_step = -1
         self._parents_of: list[str] = []
         self._counts = {"deltas": 0, "cleared": 0, "references": 0, "rows": 0, "chunk_pages": 0, "resyncs": 0}
         self._installed = False
@@ -113,11 +112,11 @@ class Feed:
         reason = self.reason or (None if self._installed else "the feed is not installed") or unsupported_machine()
         if reason is not None:
             raise FeedOffError(reason)
-        if self._ring is None:
+        if self._out.ring is None:
             self.stamps.fold()
-            self._ring = Ring(self._ring_bytes, pages=self._port.pages, key_bytes=self._port.key_bytes)
+            ring = Ring(self._ring_bytes, pages=self._port.pages, key_bytes=self._port.key_bytes)
+            self._out.open(ring, self.epoch)
             self.stamps.fresh = self._fresh
-            self._fence_full = True
         self._readers[level] += 1
         self._apply_level()
 
@@ -126,7 +125,7 @@ class Feed:
         self._readers[level] = max(0, self._readers[level] - 1)
         if any(self._readers.values()):
             self._apply_level()
-        elif self._ring is not None:
+        elif self._out.ring is not None:
             self._port.unfollow()
             self._close_ring()
 
@@ -143,16 +142,14 @@ class Feed:
         self._pending.stop()
         self._scan.stop()
         self._parents_of.clear()
-        if self._ring is not None:
-            self._ring.close()
-            self._ring = None
+        self._out.close()
 
     def request_bootstrap(self) -> None:
         """Send the whole table once, from where the scan stands; one scan serves everybody who waits."""
-        if self._ring is None:
+        if self._out.ring is None:
             return
         self._scan.restart()
-        self._fence_full = True
+        self._out.whole_fence = True
         self._parents_of = self._port.requests()
 
     # ------------------------------------------------------------------- cuts
@@ -163,7 +160,13 @@ class Feed:
         Returns:
             The epoch of the table as it is now. A cheap no-op with nobody joined.
         """
-        ring = self._ring
+        epoch = self.capture()
+        self._out.flush()
+        return epoch
+
+    def capture(self) -> int:
+        """Like :meth:`cut`, on the critical path: what changed is read now and published later, see :meth:`publish`."""
+        ring = self._out.ring
         if ring is None:
             return self.epoch
         self.stamps.fold()
@@ -172,15 +175,15 @@ class Feed:
             pending.was_reset = False
             self.epoch += 1
             self.fence.reset()
-            self._put(Kind.RESET, Counts(), [])
-        if not (pending or fresh.pages or self._has_news()):
+            self._hold(Kind.RESET, Counts(), [])
+        if not (pending or fresh.pages or self._out.has_news(self.stamps.committed)):
             return self.epoch
         self.epoch += 1
-        if self.stamps.lost or pending.overflow or self._too_large(ring):
+        if self.stamps.lost or pending.overflow or self._too_large():
             self._resync()
             return self.epoch
         counts, parts = delta_columns(self._port, pending, fresh)
-        self._put(Kind.DELTA, counts, parts, flags=Flag.REFERENCES if pending.references else 0)
+        self._hold(Kind.DELTA, counts, parts, flags=Flag.REFERENCES if pending.references else 0)
         totals = self._counts
         totals["deltas"] += 1
         totals["cleared"] += counts.cleared
@@ -190,35 +193,38 @@ class Feed:
         fresh.clear()
         return self.epoch
 
-    def _has_news(self) -> bool:
-        """Return whether readers would see pages as not ready, or as good, that are no longer so."""
-        fence = self.fence
-        if self._told_step != self.stamps.committed or self._fence_full:
-            return True
-        return bool(fence.new_never or fence.new_tainted or fence.shrunk)
+    def publish(self, epoch: int) -> None:
+        """Publish what was captured up to this epoch; what comes into the ring next refers to that table."""
+        self._out.flush(epoch)
 
-    def _too_large(self, ring: Ring) -> bool:
+    @property
+    def published(self) -> int:
+        """Epoch of the table that readers have at the end of the ring."""
+        return self._out.epoch
+
+    def _too_large(self) -> bool:
         size = self._pending.bytes() + len(self._fresh.pages) * (8 + self._port.key_bytes) + 20 * len(self._fresh.runs)
-        return size > ring.capacity // wire.RESYNC_FRACTION
+        return not self._out.fits(size)
 
     def _resync(self) -> None:
         self._pending.clear()
         self._fresh.clear()
         self.stamps.lost = False
         self._counts["resyncs"] += 1
-        self._put(Kind.RESYNC, Counts(), [])
+        self._hold(Kind.RESYNC, Counts(), [])
         self.request_bootstrap()
 
     def put_decision(self, body: bytes) -> None:
         """Publish a look-up, without a cut: a reader's table at this record is what the look-up saw."""
-        if self._ring is not None and len(body) <= self._ring.capacity // wire.RESYNC_FRACTION:
-            self._put(Kind.DECISION, Counts(rows=len(body)), [body])
+        if self._out.fits(len(body)):
+            counts = Counts(rows=len(body))
+            self._out.put(Held(Kind.DECISION, counts, [body], self.published, self.stamps.committed, 0, 0))
 
     def shadow(self) -> None:
         """Once a step, when the batch has been dispatched: fold stamps, cut, send a chunk within the budget."""
         if self.stamps.log:
             self.stamps.fold()
-        ring = self._ring
+        ring = self._out.ring
         if ring is None:
             return
         begin = self._scan.clock()
@@ -230,7 +236,7 @@ class Feed:
     def idle(self) -> bool:
         """At a safe point of an idle engine: cut, and a larger chunk; True while more work waits."""
         self.stamps.fold()
-        ring = self._ring
+        ring = self._out.ring
         if ring is None:
             return False
         self.cut()
@@ -257,18 +263,13 @@ class Feed:
         if counts.parents:
             self._put(Kind.PARENTS, counts, parts)
 
+    def _hold(self, kind: Kind, counts: Counts, parts: list[Part], *, base: int = 0, flags: int = 0) -> None:
+        record = Held(kind, counts, parts, self.epoch, self.stamps.committed, base, int(flags))
+        self._out.hold(record)
+
     def _put(self, kind: Kind, counts: Counts, parts: list[Part], *, base: int = 0, flags: int = 0) -> None:
-        ring, fence = self._ring, self.fence
-        if ring is None:
-            return
-        full = self._fence_full or fence.shrunk
-        if full or fence.new_never or fence.new_tainted:
-            counts, head = fence_columns(fence, counts, full=full)
-            parts = head + parts
-            flags |= Flag.FENCE_FULL if full else 0
-            self._fence_full = False
-        self._told_step = self.stamps.committed
-        ring.put(kind, counts, parts, epoch=self.epoch, committed=self.stamps.committed, base=base, flags=int(flags))
+        self._hold(kind, counts, parts, base=base, flags=flags)
+        self._out.flush()
 
     # ------------------------------------------------------------------ fence
 
@@ -279,7 +280,7 @@ class Feed:
     def after_schedule(self, step: int, scheduled_ids: Collection[str]) -> None:
         """Schedule call ``step`` ended and really scheduled these requests (a mapping or set is cheapest)."""
         del step
-        if self.fence.scheduled(scheduled_ids) and self._ring is None:
+        if self.fence.scheduled(scheduled_ids) and self._out.ring is None:
             self.fence.forget_news()
 
     def before_update(self, step: int) -> None:
@@ -291,7 +292,7 @@ class Feed:
         self.stamps.end_update(step)
         if self.stamps.folded:
             self.fence.processed()
-            if self._ring is None:
+            if self._out.ring is None:
                 self.fence.forget_news()
 
     def updated(self, step: int) -> None:
@@ -341,7 +342,7 @@ class Feed:
 
         Reads every page at once: for tests and small pools, or an engine that idles.
         """
-        if self._ring is None:
+        if self._out.ring is None:
             return
         self.cut()
         references = self._pending.references
@@ -352,7 +353,7 @@ class Feed:
     @property
     def ring_fd(self) -> int | None:
         """Descriptor of the ring for ``socket.send_fds``; None while nobody is joined."""
-        return None if self._ring is None else self._ring.fd
+        return None if self._out.ring is None else self._out.ring.fd
 
     @property
     def pages(self) -> int:
@@ -376,7 +377,7 @@ class Feed:
 
     def status(self) -> dict[str, Any]:
         """Describe the feed for ``doctor``."""
-        ring = self._ring
+        ring = self._out.ring
         return {
             "on": self.reason is None and self._installed,
             "reason": self.reason,

@@ -96,11 +96,11 @@ def _hook_lookups(adapter: Any, probe: Any, patches: Patches, manager: Any) -> N
     events, settle = noted.events, noted.settle
 
     def before() -> None:
-        # Decisions go to readers before the cut that follows them: their place says which table they saw.
-        settle()
         if held:
             quarantine.sweep()
-        recorder.before_lookup()
+        feed = recorder.feed
+        if recorder.explaining and feed is not None:
+            events.append((None, (feed.capture(), feed.stamps.latest), None))
 
     def watch(original: Callable[..., Any]) -> Callable[..., Any]:
         def looked_up(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -146,14 +146,15 @@ def _hook_admissions(probe: Any, patches: Patches, manager: Any, noted: "Noted")
 
 
 class Noted:
-    """Look-ups and admissions of a step; what they mean is worked out in its shadow, or before the table is cut again.
+    """Look-ups and admissions of a step; what they mean is worked out in its shadow, or when somebody compares.
 
     Nothing that is read then has changed: a request that leaves before is settled before, see :func:`_hook_ends`.
     """
 
     def __init__(self, adapter: Any, probe: Any) -> None:
         self.events: list[tuple[Any, Any, int | None]] = []
-        """A look-up: request, answer, nanoseconds; or an admission: request, tokens that it reuses, None."""
+        """A look-up: request, answer, nanoseconds; an admission: request, tokens that it reuses, None; or before a
+        look-up that somebody compares, the table that it sees: None, (epoch, last stamp), None."""
         self.quarantine = adapter.quarantine
         self._bound = adapter.bound
         self._recorder = probe.recorder
@@ -164,7 +165,9 @@ class Noted:
         events = self.events[:]
         self.events.clear()
         for request, answer, duration_ns in events:
-            if duration_ns is None:
+            if request is None:
+                self._guard.quiet(self._recorder.saw, *answer)
+            elif duration_ns is None:
                 self._guard.quiet(self._admitted, request, answer)
             else:
                 self._guard.quiet(self._looked_up, request, answer, duration_ns)

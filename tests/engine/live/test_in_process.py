@@ -168,6 +168,26 @@ def test_explained_decisions_agree_with_the_engine(engine: Engine) -> None:
     assert [(item.request, item.usable) for item in seen] == [(item.request, item.engine_usable) for item in seen]
 
 
+def test_decisions_of_one_step_are_told_apart(engine: Engine) -> None:
+    """Requests admitted in one step are each compared with the table that their own look-up saw, to the token."""
+    stem = prompt("together", 300)
+    engine.run("together", stem)
+    seen: list[Any] = []
+    with engine.session() as session:
+        session.follow()
+        for turn in range(6):
+            for number in range(4):
+                ids = sibling(stem, 48 * (number + 1), f"together{turn}.{number}", 40 + 30 * (number % 2))
+                engine.add(f"together{turn}.{number}", ids, 3)
+            engine.finish()
+            seen += session.poll()
+    assert len(seen) == 24
+    assert len({item.step for item in seen}) <= 12, "several were admitted in one step"
+    assert all(item.logical is not None for item in seen), "each was compared"
+    assert [item.usable for item in seen] == [item.engine_usable for item in seen]
+    assert any(item.engine_usable > 0 for item in seen)
+
+
 def test_the_finder_answers_without_effect(engine: Engine) -> None:
     """Asking the engine's own finder at a safe point gives what the next look-up gives, and moves nothing."""
     stem = prompt("finder", 300)
