@@ -23,8 +23,6 @@ def follow_content(patches: Patches, pool: Any, managers: Sequence[Any], events:
     patches.set(pool, "reset_prefix_cache", _reset(pool.reset_prefix_cache, events, failed))
     if hasattr(pool, "move_block_hashes"):
         patches.set(pool, "move_block_hashes", _moved(pool.move_block_hashes, events, failed))
-    if hasattr(pool, "cache_partial_block"):
-        patches.set(pool, "cache_partial_block", _extended(pool, pool.cache_partial_block, events, failed))
     for manager in managers:
         if hasattr(manager, "_checkpoints") and hasattr(manager, "_cache_partial_tail_block"):
             hook = _dropped_checkpoint(manager, manager._cache_partial_tail_block, events, failed)
@@ -92,23 +90,6 @@ def _moved(original: Callable[..., Any], events: Events, failed: Failed) -> Call
         return result
 
     return move_block_hashes
-
-
-def _extended(pool: Any, original: Callable[..., Any], events: Events, failed: Failed) -> Callable[..., Any]:
-    """Notice secondary keys: a partial block that already has a key gets another one beside it."""
-
-    def cache_partial_block(request: Any, block: Any, *rest: Any, **more: Any) -> Any:
-        number = block.block_id
-        before = len(pool.cached_block_hashes_by_block.get(number, ()))
-        result = original(request, block, *rest, **more)
-        try:
-            if len(pool.cached_block_hashes_by_block.get(number, ())) != before:
-                events.changed((block,))
-        except SLOT_ERRORS as error:
-            failed("cache_partial_block", error)
-        return result
-
-    return cache_partial_block
 
 
 def _dropped_checkpoint(

@@ -17,6 +17,7 @@ from ...probe.patches import Patches
 from ...probe.port import Events, Registration, Words
 from .completeness import Completeness
 from .following import SLOT_ERRORS, follow_content, follow_references
+from .partial import PartialHooks
 
 HOOKED_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "cache_full_blocks": (
@@ -34,16 +35,6 @@ HOOKED_PARAMETERS: Mapping[str, tuple[str, ...]] = {
     "reset_prefix_cache": (),
 }
 """First parameters that every supported version has; a pool without them cannot be followed."""
-
-PARTIAL_PARAMETERS = (
-    "request",
-    "block",
-    "num_tokens",
-    "kv_cache_group_id",
-    "block_size",
-    "replace_existing_hashes",
-)
-"""All parameters of ``cache_partial_block`` where it is passed through in the cheapest way, 64 times a step."""
 
 BLOCK_FIELDS = ("block_id", "ref_cnt", "_block_hash", "_block_hash_num_tokens", "prev_free_block", "is_null")
 
@@ -71,6 +62,7 @@ class VllmPool:
         self._always = Patches()
         self._joined = Patches()
         self._failed: Callable[[str, BaseException], object] | None = None
+        self._partial: PartialHooks | None = None
         self.pages = len(pool.blocks)
         null = getattr(pool, "null_block", None)
         self.null_page: int | None = None if null is None else null.block_id
@@ -106,7 +98,8 @@ class VllmPool:
         make = self._full_hook if seventh == ("block_mask",) else self._unmasked_hook
         self._always.set(pool, "cache_full_blocks", make(full, log, failed))
         if hasattr(pool, "cache_partial_block"):
-            self._always.set(pool, "cache_partial_block", _partial_hook(pool.cache_partial_block, log, failed))
+            self._partial = PartialHooks(pool, log, failed)
+            self._always.set(pool, "cache_partial_block", self._partial.always)
         if hasattr(pool, "move_block_hashes"):
             self._always.set(pool, "move_block_hashes", self._move_hook(pool.move_block_hashes, log, failed))
 
@@ -114,6 +107,7 @@ class VllmPool:
         """Take out every hook and restore what was there before."""
         self.unfollow()
         self._always.remove()
+        self._partial = None
 
     def _full_hook(
         self,
@@ -217,6 +211,8 @@ class VllmPool:
         if failed is None:
             return
         follow_content(self._joined, self._pool, self._managers, events, failed)
+        if self._partial is not None:
+            self._joined.set(self._pool, "cache_partial_block", self._partial.followed(events))
         if references:
             follow_references(self._joined, self._pool, events, failed)
 
@@ -308,51 +304,6 @@ class VllmPool:
                 [page.block_id for page in compress(after, known)],
                 [page._block_hash[:PARENT_BYTES] for page in compress(before, known)],
             )
-
-
-def _partial_hook(
-    original: Callable[..., Any],
-    log: Callable[[Registration], object],
-    failed: Callable[[str, BaseException], object],
-) -> Callable[..., Any]:
-    """Log a partial registration; most calls of a decoding request repeat one and change nothing."""
-
-    def note(request: Any, block: Any, num_tokens: int, block_size: int) -> None:
-        try:
-            start = (num_tokens - 1) // block_size * block_size
-            computed, status = request.num_computed_tokens, request.status
-            log((request.request_id, request, (block,), None, start, num_tokens - start, computed, status))
-        except SLOT_ERRORS as error:
-            failed("cache_partial_block", error)
-
-    if tuple(inspect.signature(original).parameters) != PARTIAL_PARAMETERS:
-
-        def cache_partial_block_of_another_version(
-            request: Any, block: Any, num_tokens: int, kv_cache_group_id: int, block_size: int, *rest: Any, **more: Any
-        ) -> Any:
-            before = block._block_hash
-            result = original(request, block, num_tokens, kv_cache_group_id, block_size, *rest, **more)
-            if block._block_hash is not before:
-                note(request, block, num_tokens, block_size)
-            return result
-
-        return cache_partial_block_of_another_version
-
-    def cache_partial_block(
-        request: Any,
-        block: Any,
-        num_tokens: int,
-        kv_cache_group_id: int,
-        block_size: int,
-        replace_existing_hashes: bool = False,
-    ) -> Any:
-        before = block._block_hash
-        result = original(request, block, num_tokens, kv_cache_group_id, block_size, replace_existing_hashes)
-        if block._block_hash is not before:
-            note(request, block, num_tokens, block_size)
-        return result
-
-    return cache_partial_block
 
 
 def _key_bytes(pool: Any) -> int:
