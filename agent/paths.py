@@ -4,8 +4,10 @@ Invariant: no folder is created here except by :func:`own_folder`, and none is t
 looked at. Used by the probe (where to listen) and by discovery (where to look). Standard library only.
 """
 
+import contextlib
 import os
 import re
+import shlex
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -100,6 +102,24 @@ def fault_of(folder: Path, *, uid: int) -> str | None:
     return None
 
 
+def unfit(folder: Path, *, uid: int) -> str | None:
+    """Say why this process, of ``uid``, cannot listen in a folder that is there; None if it can."""
+    fault = fault_of(folder, uid=uid)
+    if fault is None and not os.access(folder, os.W_OK | os.X_OK):
+        return "you may not write to it"
+    return fault
+
+
+def mending(folder: Path, *, uid: int) -> str:
+    """Say what to do about a folder that is unfit."""
+    with contextlib.suppress(OSError):
+        found = os.lstat(folder)
+        closed = bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == uid and not closed:
+            return f"chmod 0700 {shlex.quote(str(folder))}"
+    return "set KVCTL_RUNTIME_DIR to a folder of your own with mode 0700, or to one that is not there yet"
+
+
 def own_folder(environ: Mapping[str, str] | None = None) -> Path:
     """Return the folder where this process may listen, creating it with mode 0700.
 
@@ -107,22 +127,48 @@ def own_folder(environ: Mapping[str, str] | None = None) -> Path:
         TargetError: No folder of the search order can be used; the reasons are in ``why``.
     """
     chosen = bool((os.environ if environ is None else environ).get("KVCTL_RUNTIME_DIR"))
+    listed, uid = folders(environ), os.geteuid()
     reasons = []
-    for folder in folders(environ):
-        try:
-            folder.mkdir(mode=0o700, parents=chosen, exist_ok=True)
-        except OSError as error:
-            reasons.append(f"{folder}: {(error.strerror or type(error).__name__).lower()}")
-            continue
-        fault = fault_of(folder, uid=os.geteuid())
+    for folder in listed:
+        fault = _make(folder, parents=chosen) or unfit(folder, uid=uid)
         if fault is None:
             return folder
         reasons.append(f"{folder}: {fault}")
     raise TargetError(
-        "no runtime folder can be used",
+        "the folder in KVCTL_RUNTIME_DIR cannot be used" if chosen else "no runtime folder can be used",
         why="; ".join(reasons),
-        next_step="set KVCTL_RUNTIME_DIR to a folder of your own with mode 0700",
+        next_step=mending(listed[0], uid=uid),
     )
+
+
+def _make(folder: Path, *, parents: bool) -> str | None:
+    """Make a folder with mode 0700 where there is nothing; return why it could not be made."""
+    try:
+        folder.mkdir(mode=0o700, parents=parents, exist_ok=True)
+    except FileExistsError:
+        return None  # something else has its name: what that is says more
+    except OSError as error:
+        return (error.strerror or type(error).__name__).lower()
+    return None
+
+
+def deaf(environ: Mapping[str, str] | None = None) -> str | None:
+    """Say why no agent of this user can listen: no folder of the search order is fit; None if one is.
+
+    Looks only: a folder that is not there can be made where there is a place for it.
+    """
+    chosen = bool((os.environ if environ is None else environ).get("KVCTL_RUNTIME_DIR"))
+    reasons = []
+    for folder in folders(environ):
+        if os.path.lexists(folder):
+            fault = unfit(folder, uid=os.geteuid())
+        else:
+            above = next(path for path in folder.parents if not chosen or os.path.lexists(path))
+            fault = None if os.access(above, os.W_OK | os.X_OK) else f"not there, and you may not write to {above}"
+        if fault is None:
+            return None
+        reasons.append(f"{folder}: {fault}")
+    return "; ".join(reasons)
 
 
 def allowed_uids(environ: Mapping[str, str] | None = None) -> frozenset[int]:

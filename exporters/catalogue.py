@@ -207,6 +207,13 @@ METRICS: Final[tuple[Metric, ...]] = (
         unit="s",
     ),
     _counter(
+        "recovered_tokens",
+        "Tokens of admitted requests that were not computed again, by the recovery route that won them; those that had "
+        "to work together are joined by +. Reference engine only: vLLM keeps no such count.",
+        "route",
+        unit=_TOKEN,
+    ),
+    _counter(
         "invalidated_pages",
         "Pages that were taken out of the cache on purpose, by the kind of selector that named them.",
         "selector",

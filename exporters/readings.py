@@ -38,6 +38,7 @@ SOURCES: Final[Mapping[str, str]] = {
     "probe_breaker_open": "probe_breaker_open",
     "invalidated_pages": "invalidated_pages",
     "prefetch": "prefetch",
+    "recovered_tokens": "recovered_tokens",
 }
 """Counters of the probe and of its ledger, and the metric that each of them fills."""
 

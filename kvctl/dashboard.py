@@ -35,7 +35,7 @@ def require_terminal(next_step: str) -> None:
 
 
 def show(link: "Link", *, interval_s: float, timeout_s: float, target: str = "") -> None:
-    """Connect and show the dashboard until it is left; SIGTERM leaves it, too, and ends the command.
+    """Connect and show the dashboard until it is left; a signal leaves it, too, and ends the command with its code.
 
     Args:
         link: What to show.
@@ -43,7 +43,7 @@ def show(link: "Link", *, interval_s: float, timeout_s: float, target: str = "")
         timeout_s: For the page table and for each call.
         target: Options of this call that choose what is shown.
     """
-    from inspector.tui.app import TERMINATED, Dashboard  # noqa: PLC0415 - textual is loaded where a screen is shown
+    from inspector.tui.app import Dashboard  # noqa: PLC0415 - textual is loaded where a screen is shown
 
     from . import __version__  # noqa: PLC0415 - as above
 
@@ -56,6 +56,9 @@ def show(link: "Link", *, interval_s: float, timeout_s: float, target: str = "")
         version=__version__,
         target=target,
     )
-    dashboard.run()
-    if dashboard.return_code == TERMINATED:
-        raise typer.Exit(TERMINATED)
+    with dashboard.leaving as leaving:
+        dashboard.run()
+    if leaving.signal is not None:
+        raise typer.Exit(leaving.code)
+    if leaving.failure is not None:
+        raise leaving.failure

@@ -1,28 +1,31 @@
 """The reference engine as a child process of ``kvctl demo``.
 
-Invariant: the child never outlives the parent (it ends when its standard input ends), and its disk tier lives in a
-folder that goes with it. Called by the demo command only.
+Invariant: the child never outlives the parent (it ends when its standard input ends); it makes every file itself and
+takes it along, and what it could not, because it was killed, is removed here. Called by the demo command only.
 """
 
 import json
 import os
+import secrets
 import select
+import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any
 
-from agent.errors import AgentError, DeadlineError, TargetError, UnsupportedError
+from agent.discovery import EndpointState, discover, remove_leftover
+from agent.errors import AgentError, DeadlineError, RefusedError, TargetError, UnsupportedError
 
 START_S = 60.0
 """Importing torch takes seconds on a cold disk."""
 STOP_S = 10.0
 _KEPT_LINES = 20
+_KEPT_BYTES = 1 << 16
 
 
 def require_torch() -> None:
@@ -41,7 +44,7 @@ def require_torch() -> None:
 
 
 class DemoEngine:
-    """A running reference engine with the agent in it; a context manager.
+    """A reference engine with the agent in it, started and closed once.
 
     Args:
         rate: Requests a second.
@@ -50,37 +53,35 @@ class DemoEngine:
     """
 
     def __init__(self, *, rate: float, seed: int, restart_s: float = 0.0) -> None:
-        """Prepare; the engine starts on entering."""
+        """Prepare; nothing is made before the start."""
         self._arguments = ["--rate", str(rate), "--seed", str(seed), "--restart-every", str(restart_s)]
-        self._folder = tempfile.TemporaryDirectory(prefix="kvctl-demo-", ignore_cleanup_errors=True)
-        self._log = Path(self._folder.name) / "engine.log"
-        self._disk = Path(self._folder.name) / "disk"
+        self._scratch = Path(tempfile.gettempdir()) / f"kvctl-demo-{secrets.token_hex(8)}"
+        self._log = os.memfd_create("kvctl-demo-log", os.MFD_CLOEXEC)
         self._process: subprocess.Popen[str] | None = None
 
-    def __enter__(self) -> Self:
-        """Start the engine and wait until its agent answers.
+    def start(self, held: Callable[[], AbstractContextManager[None]]) -> None:
+        """Start the engine and wait until its agent answers; :meth:`close` is owed whatever comes of it.
+
+        Args:
+            held: Holds signals back, for what must be done as a whole.
 
         Raises:
             AgentError: It ended, or its agent could not start; the last lines it wrote are in ``why``.
             DeadlineError: It was not ready in time.
         """
         command = [sys.executable, "-P", "-m", "agent.reference.serve", *self._arguments]
-        command += ["--folder", str(self._disk), "--scratch", self._folder.name]
-        with self._log.open("w", encoding="utf-8") as log:
+        command += ["--scratch", str(self._scratch)]
+        with held():
             self._process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=log,
+                stderr=self._log,
                 text=True,
                 env=_environment(os.environ),
                 process_group=0,  # ^C is for us: the engine answers until the report is made
             )
-        with ExitStack() as undo:
-            undo.callback(self.close)
-            self._wait()
-            undo.pop_all()
-        return self
+        self._wait()
 
     def _wait(self) -> None:
         process = self.process
@@ -89,8 +90,11 @@ class DemoEngine:
         if not ready:
             raise DeadlineError(f"the reference engine was not ready after {START_S:.0f} s")
         line = process.stdout.readline()
-        if not line or not json.loads(line)["ready"]:
+        said: dict[str, Any] = json.loads(line) if line else {"ready": False}
+        if not said["ready"]:
             raise AgentError("the reference engine did not start", why=self.last_words())
+        if said["deaf"] is not None:
+            raise AgentError("the agent in the reference engine has no socket", why=said["deaf"])
 
     @property
     def process(self) -> "subprocess.Popen[str]":
@@ -120,7 +124,9 @@ class DemoEngine:
 
     def last_words(self) -> str:
         """Return the last lines of its standard error."""
-        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines()
+        # The child writes where it stands in the file: it is read without moving there.
+        begin = max(0, os.fstat(self._log).st_size - _KEPT_BYTES)
+        lines = os.pread(self._log, _KEPT_BYTES, begin).decode("utf-8", "replace").splitlines()
         return " / ".join(line.strip() for line in lines[-_KEPT_LINES:] if line.strip())[-500:]
 
     def end(self) -> None:
@@ -130,24 +136,24 @@ class DemoEngine:
                 self._process.stdin.close()
 
     def close(self) -> None:
-        """End the engine and remove its folder."""
+        """End the engine, and remove what it has left if it was killed."""
         self.end()
         process, self._process = self._process, None
-        if process is not None:
-            try:
-                process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
-        self._folder.cleanup()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """End the engine."""
-        self.close()
+        os.close(self._log)
+        if process is None:
+            return
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        for left in discover():
+            if left.pid == process.pid and left.state is EndpointState.DEAD:
+                with suppress(RefusedError, OSError):
+                    remove_leftover(left)
 
 
 def _environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -125,17 +125,26 @@ class DemoRun:
 
     def _break(self, fault: str, expected: Sequence[str]) -> None:
         before = {finding.sentence for finding in _with(expected, self._look())}
+        stood = self._counters(expected)
         self._engine.inject(fault)
         began, found, over = time.monotonic(), list[Finding](), False
+        counted = dict[str, int]()
         self._injection = Injection(fault=fault, expected=expected, found=(), after_s=None, state=Looked.INTERRUPTED)
-        while not found and not over:
+        while not found and not counted and not over:
             over = self._left.is_set() or time.monotonic() - began > _FIND_S  # one last look when it is
             self._gates = self._look()
             found = [finding for finding in _with(expected, self._gates) if finding.sentence not in before]
-            if not found:
+            rises = {name: value - stood.get(name, 0) for name, value in self._counters(expected).items()}
+            counted = {name: rise for name, rise in rises.items() if rise > 0}
+            if not found and not counted:
                 self._left.wait(_LOOK_S)
-        after_s = time.monotonic() - began if found else None
-        self._injection = replace(self._injection, found=found, after_s=after_s, state=Looked.DONE)
+        after_s = time.monotonic() - began if found or counted else None
+        self._injection = replace(self._injection, found=found, counted=counted, after_s=after_s, state=Looked.DONE)
+
+    def _counters(self, expected: Sequence[str]) -> dict[str, int]:
+        """Return what the tiers count under these names, as of the last look."""
+        tiers = () if self._snapshot is None else self._snapshot.tiers or ()
+        return {name: int(value) for tier in tiers for name, value in tier.details.items() if name in expected}
 
     def report(self) -> tuple[Report, bool]:
         """Return the report, and whether everything that was broken was found; ends the session where it is free."""

@@ -164,6 +164,8 @@ def _report_missing_library(name: str) -> NoReturn:
 
 def _report_bug(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Say that kvctl itself is at fault, and exit with 4: a crash must not look like a verdict (1)."""
+    if issubclass(kind, KeyboardInterrupt):  # ^C while the command line was still loading is no bug
+        _say_and_exit(130)
     if isinstance(error, ModuleNotFoundError) and error.name and error.name.split(".")[0] in _LIBRARIES:
         _report_missing_library(error.name.split(".")[0])
     if isinstance(error, OSError) and error.errno in _FULL:

@@ -14,7 +14,7 @@ from exporters.readings import SOURCES
 
 CLOSED = {
     *("engine", "model", "group", "state", "status", "tier", "gate", "result", "code", "reason", "outcome", "phase"),
-    *("fidelity", "selector", "gpu", "kind", "contract", "weights", "version"),
+    *("fidelity", "selector", "gpu", "kind", "contract", "weights", "version", "route"),
 }
 """Labels whose values come from closed sets, or are short ids of versions."""
 

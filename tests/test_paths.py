@@ -32,13 +32,62 @@ def test_own_folder_is_closed_to_others(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o750, 0o707, 0o777, 0o1777])
 def test_an_open_folder_is_refused(tmp_path: Path, mode: int) -> None:
-    """A folder into which others can reach is not used, and the sentence says which mode is needed."""
-    folder = tmp_path / "open"
+    """A folder into which others can reach is not used; the sentence says which mode is needed, and how to set it."""
+    folder = tmp_path / "open one"
     folder.mkdir()
     folder.chmod(mode)
+    error = refused(folder)
+    assert error.why == f"{folder}: its mode is {mode:04o}; 0700 is needed"
+    assert error.next_step == f"chmod 0700 '{folder}'"
+
+
+def refused(folder: Path) -> TargetError:
+    """Return how a folder that was chosen is refused, which is what those say who only look."""
+    environ = {"KVCTL_RUNTIME_DIR": str(folder)}
     with pytest.raises(TargetError) as caught:
-        paths.own_folder({"KVCTL_RUNTIME_DIR": str(folder)})
-    assert "0700 is needed" in str(caught.value.why)
+        paths.own_folder(environ)
+    assert caught.value.what == "the folder in KVCTL_RUNTIME_DIR cannot be used"
+    assert paths.deaf(environ) == caught.value.why
+    return caught.value
+
+
+def test_what_cannot_be_a_folder_of_ours_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file, a link that leads nowhere, and somebody else's folder are called what they are, with another way out."""
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "foreign").mkdir(mode=0o700)
+    uid = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: uid + 1)
+    found = {name: refused(tmp_path / name) for name in ("file", "link", "foreign")}
+    assert {name: str(error.why).partition(": ")[2] for name, error in found.items()} == {
+        "file": "it is not a folder",
+        "link": "it is not a folder",
+        "foreign": f"it belongs to uid {uid}",
+    }
+    assert all("set KVCTL_RUNTIME_DIR" in str(error.next_step) for error in found.values())
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of ours in which no socket can be made is refused before anybody tries to make one."""
+    folder = tmp_path / "closed"
+    folder.mkdir(mode=0o500)
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    error = refused(folder)
+    assert error.why == f"{folder}: you may not write to it"
+    assert error.next_step == f"chmod 0700 {folder}"
+
+
+def test_one_folder_that_can_be_used_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a choice of the operator a bad folder is passed over, and nothing is said to be missing."""
+    (tmp_path / "bad").mkdir(mode=0o755)
+    (tmp_path / "bad").chmod(0o755)
+    monkeypatch.setattr(paths, "folders", lambda *_: (tmp_path / "bad", tmp_path / "good"))
+    assert paths.deaf({}) is None
+    assert paths.own_folder({}) == tmp_path / "good"
+    monkeypatch.setattr(paths, "folders", lambda *_: (tmp_path / "bad", tmp_path / "none" / "below"))
+    assert "0700 is needed" in str(paths.deaf({}))
+    with pytest.raises(TargetError, match="no runtime folder can be used"):
+        paths.own_folder({})
 
 
 def test_links_and_files_are_refused(tmp_path: Path) -> None:

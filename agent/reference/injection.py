@@ -102,6 +102,7 @@ ACTS: Mapping[Fault, Callable[["Engine"], None]] = {
     Fault.DIRTY_PADDING: lambda engine: engine.faults.switch(Fault.DIRTY_PADDING),
     Fault.LOSE_ACKNOWLEDGEMENT: lambda engine: engine.faults.once(Fault.LOSE_ACKNOWLEDGEMENT, 8),
     Fault.DOUBLE_FREE: _double_free,
+    Fault.FULL_DISK: lambda engine: engine.faults.once(Fault.FULL_DISK, 8),
 }
 
 

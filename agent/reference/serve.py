@@ -1,162 +1,133 @@
 """The reference engine as a process of its own: traffic, the agent, faults on command.
 
-Invariant: one thread drives the engine; it ends when its standard input ends, so that no engine outlives its parent.
-Started by ``kvctl demo`` as ``python -P -m agent.reference.serve``; speaks lines on standard input and output.
+Invariant: it ends when its standard input ends or a signal ends it, at whatever moment that comes, and takes every file
+with it: nobody has to outlive it to clean up. Started by ``kvctl demo`` as ``python -P -m agent.reference.serve``;
+speaks lines on standard input and output.
 """
 
 import argparse
 import json
+import os
 import queue
 import shutil
+import signal
 import sys
 import threading
-import time
 from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from pathlib import Path
+from types import FrameType
 
-import torch
+from .faults import EXPECTED
 
-from ..engines.reference.adapter import ReferenceAdapter
-from ..probe.lifecycle import Probe
-from .config import EngineConfig, ModelConfig
-from .engine import Engine
-from .faults import EXPECTED, Fault
-from .injection import inject
-from .workload import Arrival, Workload
-
-IDLE_S = 0.05
-QUIET_S = 6.0
-"""The engine stands still for so long after a double free: it is gone as soon as the page is handed out."""
-
-QUEUE_LIMIT = 24
-"""Waiting requests beyond which no more arrive: the demo shows a cache, not a queue."""
+ENDING = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
 
-def demo_config(folder: str | None) -> EngineConfig:
-    """Return an engine that is a little too small for its traffic, as engines are.
-
-    Windows, tails and checkpoints are kept at the end of a prompt only, which is what vLLM does unless told otherwise.
-    """
-    return EngineConfig(
-        compressed_pages=260,
-        tail_pages=220,
-        window_pages=64,
-        indexer_pages=120,
-        host_pages=120,
-        store_backlog=64,
-        disk_folder=folder,
-        retention_interval=0,
-        max_tokens=256,
-    )
-
-
-class Loop:
-    """Drives an engine with a workload.
+class Orders:
+    """What comes from outside: names of faults, and the order to end, by the end of standard input or by a signal.
 
     Args:
-        engine: The engine.
-        workload: Where requests come from.
-        rate: Requests a second.
-        restart_s: Seconds between two restarts; 0 for none.
+        scratch: Folder that goes at the end.
     """
 
-    def __init__(self, engine: Engine, workload: Workload, *, rate: float, restart_s: float = 0.0) -> None:
-        self.engine, self.workload, self.rate, self._restart_s = engine, workload, rate, restart_s
+    def __init__(self, scratch: Path | None) -> None:
         self.commands: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        """Names of faults to act out; None ends the loop."""
-        self._leaving: list[tuple[int, str]] = []
-        self._due = self._still = time.monotonic()
-        self._restart_due = self._due + restart_s
+        """Names of faults to act out; None: end."""
+        self._scratch = scratch
+        self._serving = False
+        self._lock = threading.RLock()  # a signal may come while this very thread has it
 
-    def run(self) -> None:
-        """Serve until told to stop."""
-        while self._obey():
-            self._arrive()
-            self._leave()
-            self._restart()
-            if self.engine.idle or time.monotonic() < self._still:
-                self.engine.pause(IDLE_S)
-            else:
-                self.engine.step()
-                if not self.engine.scheduler.running:
-                    self.engine.pause(0.001)  # everybody waits for a tier
+    def listen(self) -> None:
+        """Begin to listen. Main thread."""
+        for number in ENDING:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._signalled)
+        threading.Thread(target=self._read, name="commands", daemon=True).start()
 
-    def _obey(self) -> bool:
-        while not self.commands.empty():
-            command = self.commands.get()
-            if command is None:
-                return False
-            fault = Fault(command)
-            inject(self.engine, fault)
-            if fault is Fault.DOUBLE_FREE:
-                self._still = time.monotonic() + QUIET_S
-        return True
+    def serve(self) -> None:
+        """Say that from now on whoever serves ends in good order when told to; until now there was nothing to end."""
+        with self._lock:
+            self._serving = True
 
-    def _arrive(self) -> None:
-        while time.monotonic() >= self._due:
-            self._due = max(self._due + 1.0 / self.rate, time.monotonic() - 1.0)
-            if len(self.engine.scheduler.waiting) < QUEUE_LIMIT:
-                self._submit(self.workload.next())
+    def clean(self) -> None:
+        """Remove the folder."""
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def _submit(self, arrival: Arrival) -> None:
-        self.engine.submit(arrival.name, arrival.prompt, arrival.max_new, identity=arrival.identity)
-        if arrival.interrupt_after is not None:
-            self._leaving.append((self.engine.counters.steps + arrival.interrupt_after, arrival.name))
+    def _read(self) -> None:
+        known = {fault.value for fault in EXPECTED}
+        # Not sys.stdin: its lock would be held by this thread for ever when a signal ends the process.
+        rest = b""
+        while data := os.read(0, 4096):
+            *lines, rest = (rest + data).split(b"\n")
+            for word in (line.decode("utf-8", "replace").strip() for line in lines):
+                if word in known:
+                    self.commands.put(word)
+        self._end(0)
 
-    def _restart(self) -> None:
-        if self._restart_s and time.monotonic() >= self._restart_due:
-            self._restart_due += self._restart_s
-            self.engine.restart()
+    def _signalled(self, number: int, _frame: FrameType | None) -> None:
+        self._end(128 + number)
 
-    def _leave(self) -> None:
-        step = self.engine.counters.steps
-        for due, name in [left for left in self._leaving if left[0] <= step]:
-            self._leaving.remove((due, name))
-            self.engine.cancel(name)
-
-
-def _listen(commands: "queue.SimpleQueue[str | None]") -> None:
-    """Pass lines of standard input on; its end is the order to stop."""
-    known = {fault.value for fault in EXPECTED}
-    for line in sys.stdin:
-        if (word := line.strip()) in known:
-            commands.put(word)
-    commands.put(None)
+    def _end(self, code: int) -> None:
+        with self._lock:
+            if not self._serving:
+                self.clean()
+                os._exit(code)
+        self.commands.put(None)
 
 
 def _log(line: str) -> None:
-    sys.stderr.write(line + "\n")
+    with suppress(OSError):
+        os.write(2, (line + "\n").encode())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Serve until standard input ends; prints one JSON line when ready."""
+    """Serve until told to end; prints one JSON line when ready."""
     parser = argparse.ArgumentParser(prog="reference engine", description="Serve mixed traffic with the agent in it.")
     parser.add_argument("--rate", type=float, default=10.0, help="requests a second")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--folder", default=None, help="folder of the disk tier")
-    parser.add_argument("--scratch", default=None, help="folder to remove at the end, whatever became of the parent")
+    parser.add_argument("--scratch", type=Path, default=None, help="folder to make for the disk tier, and to remove")
     parser.add_argument("--restart-every", type=float, default=0.0, metavar="S", help="lose device and host memory")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args(arguments)
+    orders = Orders(options.scratch)
+    with ExitStack() as undo:
+        orders.listen()
+        undo.callback(orders.clean)
+        if options.scratch is not None:
+            options.scratch.mkdir(mode=0o700)
+        _serve(options, orders, undo)
+    return 0
+
+
+def _serve(options: argparse.Namespace, orders: Orders, undo: ExitStack) -> None:
+    # Loading torch takes seconds, in which whoever started this may have gone already.
+    import torch  # noqa: PLC0415 - see above
+
+    from ..engines.reference.adapter import ReferenceAdapter  # noqa: PLC0415 - see above
+    from ..probe.lifecycle import Probe  # noqa: PLC0415 - see above
+    from .config import ModelConfig  # noqa: PLC0415 - see above
+    from .engine import Engine  # noqa: PLC0415 - see above
+    from .loop import Loop, demo_config  # noqa: PLC0415 - see above
+    from .workload import Workload  # noqa: PLC0415 - see above
+
+    orders.serve()
     torch.set_num_threads(1)
     model = ModelConfig(dtype="float32")
-    config = replace(demo_config(options.folder), device=options.device)
+    disk = None if options.scratch is None else str(options.scratch / "disk")
+    config = replace(demo_config(disk), device=options.device)
     engine = Engine(model, config, threaded_transfers=True)
-    workload = Workload(vocabulary=model.vocabulary, longest=config.max_tokens - 24, seed=options.seed)
+    undo.callback(engine.close)
     probe = Probe(ReferenceAdapter(engine), log=_log)
+    undo.callback(probe.stop)
     started = probe.start()
-    loop = Loop(engine, workload, rate=options.rate, restart_s=options.restart_every)
-    threading.Thread(target=_listen, args=(loop.commands,), name="commands", daemon=True).start()
-    sys.stdout.write(json.dumps({"ready": started}) + "\n")
-    sys.stdout.flush()
-    try:
-        loop.run()
-    finally:
-        probe.stop()
-        engine.close()
-        if options.scratch is not None:
-            shutil.rmtree(options.scratch, ignore_errors=True)
-    return 0
+    workload = Workload(vocabulary=model.vocabulary, longest=config.max_tokens - 24, seed=options.seed)
+    loop = Loop(engine, workload, rate=options.rate, commands=orders.commands, restart_s=options.restart_every)
+    deaf = None if probe.server is not None else probe.standing.off.get("socket", "unknown")
+    with suppress(OSError):  # nobody is there to read it: the loop ends at once
+        os.write(1, json.dumps({"ready": started, "deaf": deaf}).encode() + b"\n")
+    loop.run()
 
 
 if __name__ == "__main__":

@@ -5,10 +5,9 @@ Invariant: it never waits: readings come from the feed's thread, everything that
 """
 
 import asyncio
-import signal
+import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
@@ -27,6 +26,7 @@ from . import jobs
 from .feed import Feed
 from .frame import PANES, Frame
 from .help import help_report
+from .leaving import Leaving
 from .link import Link
 from .messages import Arriving, Drawn, Failed, Judged, Lost, Planned, Remark, Told
 from .picture import Pane
@@ -36,9 +36,6 @@ from .screens.findings import Findings
 from .screens.groups import Groups
 from .screens.prefixes import Prefixes
 from .widgets.rows import Rows
-
-TERMINATED = 128 + signal.SIGTERM
-"""Exit code after SIGTERM, as a shell gives it."""
 
 INTERVALS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 
@@ -86,18 +83,37 @@ class Dashboard(Frame):
         self._version = version
         self._feed = Feed(link, self.post_message, interval_s, target)
         self._jobs = jobs.Jobs(link, self.post_message, timeout_s)
+        self.loop: asyncio.AbstractEventLoop | None = None
+        self.leaving = Leaving(self)
+        """To be entered by whoever runs the app."""
+
+    def on_load(self) -> None:
+        """Say where it can be reached from other threads; the terminal is not taken yet."""
+        self.loop = asyncio.get_running_loop()
 
     def on_mount(self) -> None:
         """Begin to read."""
         self.begin()
         self._feed.start()
-        with suppress(RuntimeError, ValueError):  # not the main thread: then nobody can be told of signals
-            # Without a handler the terminal would be left in the alternate screen, without echo.
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit, None, TERMINATED)
+        # After a stop the terminal comes back with an empty screen, of which only changes would be drawn.
+        self.app_resume_signal.subscribe(self, lambda _: self.refresh(layout=True))
 
     def on_unmount(self) -> None:
         """End the reading thread."""
         self._feed.stop()
+
+    def _handle_exception(self, error: Exception) -> None:
+        """End for an error that nobody caught, and remember it: whoever runs the app says it, as any other error."""
+        self.leaving.failed(error)
+        super()._handle_exception(error)
+
+    def _print_error_renderables(self) -> None:
+        """Print nothing but to developers: a page of traceback says nothing to an operator."""
+        if self._exit_renderables:
+            self.leaving.failed(RuntimeError("the terminal could not be read"))
+        if not os.environ.get("KVCTL_DEBUG"):
+            self._exit_renderables.clear()
+        super()._print_error_renderables()
 
     # What the threads tell.
 

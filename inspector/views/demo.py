@@ -4,8 +4,8 @@ Invariant: written for somebody who has never heard of either number; every figu
 results. Read by ``kvctl demo``.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from agent.gates.catalogue import CATALOGUE
@@ -47,12 +47,14 @@ class Injection:
 
     fault: str
     expected: Sequence[str]
-    """Codes that should name it."""
+    """Codes that should name it, or the counter of a tier for a fault that breaks no rule."""
     found: Sequence[Finding]
     """Findings with one of these codes that were not there before."""
     after_s: float | None
     """Seconds from the fault to the finding; None: nothing was found."""
     state: Looked = Looked.DONE
+    counted: Mapping[str, int] = field(default_factory=dict)
+    """By how much such a counter rose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +229,12 @@ def _injected(injection: Injection) -> Block:
         lines: list[str | Cell] = [
             Cell(f"{injection.fault}: not found; {', '.join(injection.expected)} should have named it", Tone.BAD)
         ]
+    elif injection.counted:
+        lines = [
+            f"{injection.fault} was counted by its tier, {injection.after_s:.1f} s later: "
+            + ", ".join(f"{name} rose by {rise}" for name, rise in injection.counted.items()),
+            "Copies were lost, and later hits with them; no rule that answers depend on is broken: no gate names it.",
+        ]
     else:
         gates = sorted({CATALOGUE[finding.code].gate.value for finding in injection.found})
         lines = [f"{injection.fault} was found by gate {', '.join(gates)}, {injection.after_s:.1f} s later:"]
@@ -244,8 +252,8 @@ def _next(run: Run, reuse: Reuse) -> Block:
                 "next",
                 [
                     f"kvctl explain {word}",
-                    "kvctl demo                          the same in a dashboard",
-                    "kvctl run -- vllm serve MODEL       the same on your engine",
+                    "kvctl demo                          # the same in a dashboard",
+                    "kvctl run -- vllm serve MODEL       # the same on your engine",
                 ],
             ),
         ]
@@ -294,6 +302,7 @@ def _data(run: Run, reuse: Reuse) -> Json:
             "injected": injection.state is not Looked.NOT_YET,
             "expected": list(injection.expected),
             "found": [_finding(finding) for finding in injection.found],
+            "counted": dict(injection.counted),
             "after_seconds": injection.after_s,
         },
     }

@@ -1,12 +1,16 @@
 """Run the reference engine under mixed traffic and show logical against usable hits."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agent.errors import UsageError
 from kvctl.diagnostics import ExitCode
 from kvctl.options import Options, Part, new_app, with_options
+
+if TYPE_CHECKING:
+    from kvctl.demo_engine import DemoEngine
+    from kvctl.demo_run import DemoRun
 
 app = new_app()
 
@@ -21,8 +25,10 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "dirty-padding": ("KV532",),
     "lose-acknowledgement": ("KV308",),
     "double-free": ("KV103", "KV106", "KV107"),
+    "full-disk": ("stores_lost_full_disk",),
 }
-"""Faults that can be injected, with the codes that name them (kept equal to the engine's own list by a test)."""
+"""Faults that can be injected, with the codes, or the counter of a tier, that name them (the engine's own list: a test
+holds the two equal)."""
 
 _NEVER = "never"
 
@@ -58,7 +64,7 @@ def demo(
     \b
     FAULT is one of
       drop-window-page  drop-indexer-page  tear-disk-file  foreign-disk-file  change-weights
-      skip-generation  unguarded-bind  dirty-padding  lose-acknowledgement  double-free
+      skip-generation  unguarded-bind  dirty-padding  lose-acknowledgement  double-free  full-disk
 
     Exit code 1: the injected fault was not found.
     """
@@ -72,22 +78,37 @@ def demo(
     if not headless:
         require_terminal("add --headless: it prints the report after --duration")
     require_torch()
+    from agent import paths
     from kvctl.demo_run import DemoRun
+    from kvctl.signals import Signals
 
+    paths.own_folder()  # fails now, with a clear sentence, rather than in the engine
     options.output.note("starting the reference engine")
-    with DemoEngine(rate=rate, seed=seed, restart_s=restart_s) as engine:
-        run = DemoRun(engine, None if inject is None else (inject, FAULTS[inject]))
-        if headless:
-            options.output.note(f"the engine runs; the report comes in {seconds:.0f} s")
-            run.headless(seconds)
-        else:
-            run.dashboard()
-        report, found = run.report()
-        engine.end()  # it takes a moment to, and nobody has to wait for the report so long
-        options.output.show(report)
-        if run.lost is not None:
-            raise run.lost
+    fault = None if inject is None else (inject, FAULTS[inject])
+    with Signals() as signals:
+        engine = DemoEngine(rate=rate, seed=seed, restart_s=restart_s)
+        try:
+            with signals.raising():
+                engine.start(signals.held)
+                found = _show(options, engine, DemoRun(engine, fault), seconds if headless else None)
+        finally:
+            engine.close()
     raise typer.Exit(ExitCode.OK if found else ExitCode.VERDICT)
+
+
+def _show(options: Options, engine: "DemoEngine", run: "DemoRun", seconds: float | None) -> bool:
+    """Run for so long, or until the dashboard is left, and show the report; return whether every fault was found."""
+    if seconds is None:
+        run.dashboard()
+    else:
+        options.output.note(f"the engine runs; the report comes in {seconds:.0f} s")
+        run.headless(seconds)
+    report, found = run.report()
+    engine.end()  # it takes a moment to, and nobody has to wait for the report so long
+    options.output.show(report)
+    if run.lost is not None:
+        raise run.lost
+    return found
 
 
 def _restart_s(text: str) -> float:

@@ -41,6 +41,7 @@ def _listed(options: Options) -> "Report":
     if target.snapshot is not None:
         snapshot = FileSource(target.snapshot).read(Need.OVERVIEW, lambda _: None)
         return engines([Row(pid=snapshot.engine.pid, snapshot=snapshot)], empty=_EMPTY)
+    from agent import paths
     from agent.discovery import EndpointState, discover, endpoint_at
     from inspector.format import plural
 
@@ -63,6 +64,8 @@ def _listed(options: Options) -> "Report":
             f"note: {plural(others, 'socket')} not used: of other users, or in folders that others may write; "
             "kvctl doctor"
         )
+    if not rows and target.socket is None and (deaf := paths.deaf()) is not None:
+        notes.append(f"note: no agent can listen here: {deaf}; kvctl doctor says how to mend it")
     return replace(engines(rows, empty=_EMPTY), notes=notes)
 
 

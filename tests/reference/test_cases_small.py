@@ -158,6 +158,8 @@ def test_only_what_a_load_brought_is_counted(fate: str, tmp_path: Path) -> None:
     came = WHOLE if fate == "arrives" else 0
     assert outcomes == [(Outcome.PREFETCHING if came else Outcome.RECOMPUTE, came)]
     assert (counters["reuse_external_tokens"], counters["reuse_engine_usable_tokens"]) == (came, 0)
+    won = {name: value for name, value in counters.items() if name.startswith("recovered_tokens{")}
+    assert won == ({'recovered_tokens{route="transfer"}': came} if came else {})
     assert counters["reuse_decisions"] == 1
     assert bool(engine.prefetcher.failed) == (fate == "fails")
     assert engine.prefetcher.given_up == (fate == "is lost")

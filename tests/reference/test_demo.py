@@ -75,6 +75,19 @@ def test_without_a_terminal_there_is_a_next_step(tmp_path: Path) -> None:
     assert "starting" not in done.stderr
 
 
+def test_a_folder_that_others_may_enter_is_said_at_once(tmp_path: Path) -> None:
+    """Where the engine's agent could have no socket nothing is started; the sentence says why, and how to mend it."""
+    tmp_path.chmod(0o755)
+    env = {**os.environ, "KVCTL_RUNTIME_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "kvctl", "demo", "--headless"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert f"{tmp_path}: its mode is 0755; 0700 is needed" in done.stderr
+    assert f"next: chmod 0700 {tmp_path}" in done.stderr
+    assert "starting" not in done.stderr
+
+
 @pytest.mark.parametrize("fault", sorted(FAULTS))
 def test_an_injected_fault_is_found(fault: str, tmp_path: Path) -> None:
     """The gate that owns the fault names it with its code, and the report says so."""
@@ -82,7 +95,9 @@ def test_an_injected_fault_is_found(fault: str, tmp_path: Path) -> None:
     injection = report["injection"]
     assert injection["fault"] == fault
     assert injection["after_seconds"] is not None, report["gates"]
-    assert {finding["code"] for finding in injection["found"]} <= set(FAULTS[fault])
+    named = {finding["code"] for finding in injection["found"]} | set(injection["counted"])
+    assert named
+    assert named <= set(FAULTS[fault])
     assert code == 0
 
 

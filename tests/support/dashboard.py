@@ -129,8 +129,9 @@ def drive(link: Link, size: tuple[int, int], script: Callable[[Driver], Awaitabl
 
     async def run() -> None:
         app = Dashboard(link, to_json=Output(format=Format.JSON).text, interval_s=0.5, timeout_s=5.0)
-        async with app.run_test(size=size) as pilot:
-            await script(Driver(app, pilot))
+        with app.leaving:
+            async with app.run_test(size=size) as pilot:
+                await script(Driver(app, pilot))
 
     asyncio.run(run())
 

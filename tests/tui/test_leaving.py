@@ -12,7 +12,6 @@ from agent.errors import TargetError
 from agent.model.decision import Decision
 from agent.model.snapshot import Snapshot
 from inspector.report import Prose
-from inspector.tui.app import TERMINATED
 from kvctl import demo_run
 from kvctl.demo_run import DemoRun
 from tests.support.cli import FakeSession
@@ -79,7 +78,7 @@ def test_sigterm_leaves_the_screen_in_order() -> None:
         ended.append(driver.app.return_code)
 
     drive(ScriptedLink(gemma()), (80, 24), script)
-    assert ended == [TERMINATED]
+    assert ended == [128 + signal.SIGTERM]
 
 
 @pytest.mark.parametrize("fault", [None, "drop-window-page"])

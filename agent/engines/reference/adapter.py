@@ -65,6 +65,7 @@ class ReferenceAdapter:
         self._name = name
         self._patches = Patches()
         self._probe: Any = None
+        self._won: dict[str, int] = {}
 
     @property
     def core(self) -> Any:
@@ -138,7 +139,7 @@ class ReferenceAdapter:
         patches.set(scheduler, "schedule", scheduled)
         patches.set(core, "execute", executed)
         patches.set(core, "between", guard.after(core.between, self._between))
-        lookups.hook(probe, core, patches)
+        lookups.hook(probe, core, patches, self._won)
         self._hook_weights(probe, core)
 
     def _between(self, *_args: Any, **_kwargs: Any) -> None:
@@ -206,25 +207,28 @@ class ReferenceAdapter:
         tiers, prefetcher, found = self.core.tiers, self.core.prefetcher, []
         loads = {"pages_brought_back": str(prefetcher.loaded), "loads_given_up": str(prefetcher.given_up)}
         loads |= {f"loads_failed_{reason}": str(count) for reason, count in prefetcher.failed.items()}
+        lost = {f"stores_lost_{reason}": str(count) for reason, count in tiers.lost.items()}
         if tiers.pool is not None:
-            found.append(Tier(name="host", kind="host", entries=len(tiers.host), details=loads))
+            details = loads if tiers.disk is not None else loads | lost
+            found.append(Tier(name="host", kind="host", entries=len(tiers.host), details=details))
             loads = {}
         if tiers.disk is not None:
-            details = loads | {f"unusable_{reason}": str(count) for reason, count in tiers.disk.unusable.items()}
+            details = loads | lost | {f"unusable_{reason}": str(count) for reason, count in tiers.disk.unusable.items()}
             details["foreign"] = str(len(tiers.disk.foreign))
             details["restarts"] = str(self.core.counters.restarts)
             found.append(Tier(name="disk", kind="disk", entries=len(tiers.disk.ready), details=details))
         return tuple(found)
 
     def counters(self) -> dict[str, float]:
-        """Return what the engine itself counts of its loads from other tiers, by catalogue name. Any thread."""
+        """Return what recovery won, and what the engine counts of its loads, by catalogue name. Any thread."""
+        values = {f'recovered_tokens{{route="{route}"}}': float(won) for route, won in self._won.copy().items()}
         engine = self._engine()
         if engine is None or not engine.tiers.on:
-            return {}
+            return values
         from ...reference.prefetch import WAIT_BUCKETS_S  # noqa: PLC0415 - only an engine of this kind has them
 
         loads = engine.prefetcher
-        values = {f'prefetch{{result="{result}"}}': float(count) for result, count in loads.results.items()}
+        values |= {f'prefetch{{result="{result}"}}': float(count) for result, count in loads.results.items()}
         return values | histogram("prefetch_wait_seconds", WAIT_BUCKETS_S, loads.waits, loads.waited_s)
 
     def hash_table(self) -> list[tuple[bytes, Any]]:

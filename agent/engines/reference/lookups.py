@@ -9,10 +9,11 @@ import time
 from typing import Any
 
 from ...probe.patches import Patches
+from .gains import gains
 
 
-def hook(probe: Any, engine: Any, patches: Patches) -> None:
-    """Put the hooks on an engine and its scheduler."""
+def hook(probe: Any, engine: Any, patches: Patches, won: dict[str, int]) -> None:
+    """Put the hooks on an engine and its scheduler; ``won`` counts the tokens of each route."""
     guard, recorder, scheduler = probe.guard, probe.recorder, engine.scheduler
     try_reuse, note_admitted = scheduler.try_reuse, scheduler.note_admitted
 
@@ -29,7 +30,7 @@ def hook(probe: Any, engine: Any, patches: Patches) -> None:
 
     def admitted(request: Any, answer: Any) -> Any:
         if guard.on:
-            guard.call(_admitted, recorder, request, answer.record)
+            guard.call(_admitted, recorder, request, answer.record, won)
         return note_admitted(request, answer)
 
     def cancelled(_result: Any, name: str) -> None:
@@ -51,10 +52,12 @@ def _waits(recorder: Any, request: Any, record: Any) -> None:
     )
 
 
-def _admitted(recorder: Any, request: Any, record: Any) -> None:
+def _admitted(recorder: Any, request: Any, record: Any, won: dict[str, int]) -> None:
     before = recorder.waiting.get(request.id)
     brought = 0 if before is None else min(record.reused, request.fetched) - before
     moving = brought > 0
+    for route, tokens in gains(record, max(0, brought)).items():
+        won[route] = won.get(route, 0) + tokens
     if moving:
         recorder.brought(request.id, brought)
     recorder.admitted(

@@ -47,7 +47,8 @@ class Decisions(PaneView):
         """Show what fits."""
         self._picture = picture
         items = picture.snapshot.decisions or ()
-        shown = [item for item in items if self._fits(item)]
+        fitting = self._wanted.picked(picture.snapshot.geometry, items)
+        shown = [item for item in fitting if self._has_words(item)]
         empty = _NONE_FITS if items else _NONE_YET
         if picture.snapshot.decisions is None:
             empty = "unknown: no decisions were read"
@@ -93,10 +94,8 @@ class Decisions(PaneView):
         assert self._picture is not None  # noqa: S101 - rows exist only once a picture has come
         return row_of(self._picture.snapshot.geometry, item)
 
-    def _fits(self, item: Decision) -> bool:
-        if self._picture is None or not self._on:
+    def _has_words(self, item: Decision) -> bool:
+        if not self._words:
             return True
-        if not self._wanted.fits(self._picture.snapshot.geometry, item):
-            return False
         text = f"{item.outcome} {item.reason or ''} {item.phase} {clean(item.request)}".lower()
         return all(word in text for word in self._words)

@@ -125,7 +125,8 @@ class Rows(Widget, Generic[T], can_focus=True):
         seen = self._items[first : first + self._window.height]
         width = max(20, self.size.width - len(_MARK))
         table = Table(columns=self._columns, rows=[self._row_of(item) for item in seen], empty=self._empty)
-        lines = block_lines(table, Style(width=width, wide=width >= self._wide_at, colour=True))
+        style = Style(width=width, wide=width >= self._wide_at, colour=True, whole_commands=False)
+        lines = block_lines(table, style)
         head = 1 if seen else 0
         marked = [
             (_MARK if at - head == cursor - first and at >= head else _NO_MARK) + line for at, line in enumerate(lines)

@@ -49,7 +49,8 @@ class Sheet(Widget):
             lines: list[str] = []
             heading = False
             for block in self._blocks:
-                more = block_lines(block, Style(width=width, colour=True, wide=width >= self._wide_at))
+                style = Style(width=width, colour=True, wide=width >= self._wide_at, whole_commands=False)
+                more = block_lines(block, style)
                 lines.extend([""] if lines and more and not heading else [])
                 lines.extend(more)
                 heading = isinstance(block, Prose) and not block.lines

@@ -94,3 +94,19 @@ def test_the_kill_switch_at_start(model: Callable[..., Path]) -> None:
         with serve(model("llama"), *SMALL, runtime=folder) as server:
             assert server.http.complete(prompt("off", 100)).prompt_tokens == 100
             explains(server.kvctl("inspect"), 3)
+
+
+def test_a_folder_that_others_may_enter(model: Callable[..., Path]) -> None:
+    """Without a folder for its socket the agent says so in the log and keeps out of the way; ps and doctor say why."""
+    with engine_env.short_folder() as folder:
+        folder.chmod(0o755)
+        with serve(model("llama"), *SMALL, runtime=folder) as server:
+            assert server.http.complete(prompt("open", 100)).prompt_tokens == 100
+            why = f"{folder}: its mode is 0755; 0700 is needed"
+            assert f"socket is off: the folder in KVCTL_RUNTIME_DIR cannot be used: {why}" in server.log.read_text()
+            assert not list(folder.iterdir())
+            assert why in server.kvctl("ps").stderr
+            assert f"chmod 0700 {folder}" in server.kvctl("doctor").stdout
+            explains(server.kvctl("inspect"), 3, why)
+            explains(server.kvctl("inspect", "--pid", str(server.engine_pid())), 3, why)
+            explains(server.kvctl("run", "--", "true"), 3, why, f"chmod 0700 {folder}")
