@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from .codec import from_plain
 from .errors import KvctlError
 from .fingerprint import pinned, read
-from .gates.workers import worker_tensors
+from .gates.workers import worker_padding, worker_ranks, worker_tensors
 from .health import device_health
-from .model.evidence import Contract, Evidence, Weights
+from .model.evidence import Contract, Evidence, Weights, WorkerTensor
 from .model.fingerprint import Mode, comparable
 from .model.snapshot import Snapshot
 
@@ -28,23 +28,34 @@ def collect(session: "Session", snapshot: Snapshot) -> Snapshot:
     """Add the workers' tensors and the health of this host's devices to a snapshot."""
     found = snapshot.evidence or Evidence()
     missing = dict(found.missing)
-    tensors, reason = None, _off(snapshot, "layout")
-    if reason is None:
-        try:
-            tensors, reason = worker_tensors(session.call("layout").get("workers") or ())
-        except KvctlError as error:
-            reason = f"the workers did not answer: {error.why or error.what}"
-    if tensors is None:
-        tensors = found.tensors  # an engine without workers describes them itself
-    if tensors is None and reason is not None:
-        missing["tensors"] = reason
+    found = _workers(session, snapshot, found, missing)
     devices, why = device_health()
     if why is not None:
         missing["devices"] = why
     weights = _weights(session, snapshot, found.weights)
     contract = _contract(session, found.contract, missing)
-    evidence = replace(found, tensors=tensors, devices=devices, weights=weights, contract=contract, missing=missing)
+    evidence = replace(found, devices=devices, weights=weights, contract=contract, missing=missing)
     return replace(snapshot, evidence=evidence)
+
+
+def _workers(session: "Session", snapshot: Snapshot, found: Evidence, missing: dict[str, str]) -> Evidence:
+    """Ask the workers for their tensors and the padding rows of their block tables."""
+    reason = _off(snapshot, "layout")
+    tensors: tuple[WorkerTensor, ...] | None = None
+    if reason is None:
+        try:
+            answers = session.call("layout").get("workers") or ()
+            tensors, reason = worker_tensors(answers)
+        except KvctlError as error:
+            reason = f"the workers did not answer: {error.why or error.what}"
+    if tensors is None:
+        # An engine without workers describes them itself.
+        unread = {"tensors": found.tensors, "padding": found.graphs}
+        missing.update({name: reason for name, part in unread.items() if reason is not None and part is None})
+        return found
+    graphs, why = worker_padding(answers)
+    missing.update({} if why is None else {"padding": why})
+    return replace(found, tensors=tensors, ranks=worker_ranks(answers), graphs=graphs)
 
 
 def _weights(session: "Session", snapshot: Snapshot, known: Weights | None) -> Weights | None:

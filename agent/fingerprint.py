@@ -1,4 +1,4 @@
-"""Read the fingerprint of a live engine, keep it in a file, and find the one that was pinned.
+"""Read the fingerprint of a live engine or a snapshot, keep it in a file, and find the one that was pinned.
 
 Invariant: what the engine or a worker could not say is in ``missing`` with its reason; a file is written whole or not
 at all. Called by ``kvctl fingerprint`` and, for the pinned contract, by :mod:`agent.collect`.
@@ -7,13 +7,17 @@ at all. Called by ``kvctl fingerprint`` and, for the pinned contract, by :mod:`a
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from . import jsonfile
 from .codec import from_plain, to_plain
 from .errors import FileError, KvctlError, ProtocolError, UsageError
+from .model.evidence import Contract, Evidence
 from .model.fingerprint import Fingerprint, Mode, Part
+from .model.groups import Geometry
+from .model.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from .session import Session
@@ -23,6 +27,8 @@ FULL_DEADLINE_S: Final = 600.0
 """Reading every byte of the weights: about 1 GB/s on every worker."""
 NAMED: Final = 3
 """Unreadable tensors that a reason names."""
+_PART: Final = "contract."
+"""Before the name of a part of the contract in ``Evidence.missing``."""
 
 
 def read(session: "Session", *, mode: Mode = Mode.SAMPLE, deadline_s: float = 30.0) -> Fingerprint:
@@ -38,14 +44,7 @@ def read(session: "Session", *, mode: Mode = Mode.SAMPLE, deadline_s: float = 30
     missing = _texts(plain.get("missing"))
     lost: dict[str, str] = {}
     _workers(plain.get("workers"), contract, weights, missing, lost)
-    geometry = session.geometry
-    contract |= {
-        "geometry.hash_unit": str(geometry.hash_unit),
-        "geometry.alignment": str(geometry.alignment),
-        "geometry.partial_hits": str(geometry.partial_hits).lower(),
-        "geometry.retention_interval": str(geometry.retention_interval),
-    }
-    contract |= {f"geometry.group.{group.id}": f"{group.state.value}, {group.kind.value}" for group in geometry.groups}
+    contract |= _of_geometry(session.geometry)
     if mode is not Mode.NONE and "digest" not in weights:
         lost |= _memory(session, mode, weights, lost, deadline_s=deadline_s)
     elif "digest" in weights:
@@ -60,6 +59,67 @@ def read(session: "Session", *, mode: Mode = Mode.SAMPLE, deadline_s: float = 30
         engine=f"{session.info.engine} {session.info.version}",
         model=session.info.model,
         name=session.info.name,
+    )
+
+
+def _of_geometry(geometry: Geometry) -> dict[str, str]:
+    fields = {
+        "geometry.hash_unit": str(geometry.hash_unit),
+        "geometry.alignment": str(geometry.alignment),
+        "geometry.partial_hits": str(geometry.partial_hits).lower(),
+        "geometry.retention_interval": str(geometry.retention_interval),
+    }
+    return fields | {f"geometry.group.{group.id}": f"{group.state}, {group.kind}" for group in geometry.groups}
+
+
+def kept(session: "Session", snapshot: Snapshot, *, deadline_s: float = 30.0) -> Snapshot:
+    """Add the contract now in force to a snapshot that is to be looked at without its engine.
+
+    What the engine or a worker does not say is in ``Evidence.missing`` with its reason. The weights are not read.
+    """
+    evidence = snapshot.evidence or Evidence()
+    known, missing = evidence.contract, dict(evidence.missing)
+    try:
+        found = read(session, mode=Mode.NONE, deadline_s=deadline_s).contract
+    except KvctlError as error:
+        missing["contract"] = f"the contract was not read: {error.why or error.what}"
+        return replace(snapshot, evidence=replace(evidence, missing=missing))
+    missing |= {f"{_PART}{name}": why for name, why in found.missing.items()}
+    contract = replace(known, fields=found.fields) if known is not None else Contract(fields=found.fields)
+    return replace(snapshot, evidence=replace(evidence, contract=contract, missing=missing))
+
+
+def of_snapshot(snapshot: Snapshot) -> Fingerprint:
+    """Return what a snapshot holds of its engine's fingerprint; everything that it does not is in ``missing``."""
+    engine, evidence = snapshot.engine, snapshot.evidence or Evidence()
+    contract = {"engine": engine.engine, "version": engine.version, **_of_geometry(snapshot.geometry)}
+    missing = {name.removeprefix(_PART): why for name, why in evidence.missing.items() if name.startswith(_PART)}
+    if evidence.contract is None:
+        missing["contract"] = evidence.missing.get("contract", "unknown: it was not read into the file")
+    else:
+        contract |= evidence.contract.fields
+        if "hash.algorithm" in contract and "hash.seed" not in contract:
+            missing["hash.seed"] = "unknown: a file that can be handed on does not hold it (--reveal keeps it)"
+    weights, digest = {"model": engine.model}, None if evidence.weights is None else evidence.weights.digest
+    lost = {}
+    asked = any(item.name == "weights_digest" and item.on for item in snapshot.capabilities)
+    own = digest is not None and not asked  # an engine that digests its own weights reads all of them
+    if digest is not None:
+        weights["digest"] = digest
+    else:
+        lost["memory"] = "unknown: no digest of the weights was read into the file"
+    if digest is not None and evidence.weights is not None and not evidence.weights.complete:
+        lost["memory"] = "the digest does not cover every tensor"
+    if not own:
+        lost["names"] = "unknown: revision, quantization and adapters are not in the file"
+    return Fingerprint(
+        contract=Part(fields=contract, missing=missing),
+        weights=Part(fields=weights, missing=lost),
+        mode=Mode.NONE if digest is None else Mode.FULL if own else Mode.SAMPLE,
+        taken_ns=snapshot.capture.taken_ns,
+        engine=f"{engine.engine} {engine.version}",
+        model=engine.model,
+        name=engine.name,
     )
 
 

@@ -244,11 +244,14 @@ def _by_pid(pid: int, live: list[Endpoint], endpoints: list[Endpoint]) -> Endpoi
         raise TargetError(f"the engine of process {pid} cannot be used", why=other.reason, next_step="see kvctl doctor")
     raise TargetError(
         f"process {pid} has no agent",
-        why="no socket in the runtime folders carries its pid"
-        if Path(f"/proc/{pid}").exists()
-        else "there is no such process",
+        why=_why_no_socket() if Path(f"/proc/{pid}").exists() else "there is no such process",
         next_step="start the engine with `kvctl run -- ...`; kvctl ps lists those that have an agent",
     )
+
+
+def _why_no_socket() -> str:
+    deaf = paths.deaf()
+    return "no socket in the runtime folders carries its pid" if deaf is None else f"no agent can listen here: {deaf}"
 
 
 def _by_name(name: str, live: list[Endpoint], deadline_s: float) -> Session:
@@ -279,8 +282,9 @@ def _none_or_several(live: list[Endpoint], endpoints: list[Endpoint]) -> TargetE
             f"{len(live)} engines run on this host", why=f"pids {listed}", next_step="name one with --pid or --engine"
         )
     reasons = "; ".join(f"{endpoint.pid}: {endpoint.reason}" for endpoint in endpoints if endpoint.reason)
+    deaf = paths.deaf()
     return TargetError(
         "no engine with an agent runs on this host",
-        why=reasons or None,
-        next_step="start one with `kvctl run -- vllm serve ...`",
+        why=reasons or (None if deaf is None else f"no agent can listen here: {deaf}"),
+        next_step="start one with `kvctl run -- vllm serve ...`" if deaf is None else "see kvctl doctor",
     )

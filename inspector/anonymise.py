@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from agent.model.decision import Decision
-from agent.model.evidence import Admission, Binds, Evidence, HashTable
+from agent.model.evidence import Admission, Binds, Contract, Evidence, HashTable
 from agent.model.snapshot import PageColumns, Snapshot
 
 from .columns import columns_of
@@ -95,6 +95,7 @@ class _Veil:
                 lambda item: item if item.request is None else replace(item, request=self.request(item.request)),
             ),
             binds=None if found.binds is None else self.binds(found.binds),
+            contract=None if found.contract is None else _without_seed(found.contract),
             tiers=_each(
                 found.tiers,
                 lambda tier: replace(
@@ -127,6 +128,11 @@ class _Veil:
             needs={self.request(name): number for name, number in found.needs.items()},
             returned={self.request(name): number for name, number in found.returned.items()},
         )
+
+
+def _without_seed(contract: Contract) -> Contract:
+    """Drop what could confirm a guess of the seed that keys are hashed with, which may be a secret."""
+    return replace(contract, fields={name: text for name, text in contract.fields.items() if name != "hash.seed"})
 
 
 def _each(items: tuple[T, ...] | None, change: Callable[[T], T]) -> tuple[T, ...] | None:

@@ -57,7 +57,7 @@ REASONS: dict[Reason, Explanation] = {
         title="a page of the sliding window was cached here and is gone",
         cause="The engine evicts pages one by one. A page of a sliding window went while the full history stayed, and "
         "nothing that ends inside that window can be resumed any more.",
-        confirm="The limiting group is a window (swa); 'kvctl inspect prefixes' shows the full history ready and the "
+        confirm="The limiting group is a window (swa); `kvctl inspect prefixes` shows the full history ready and the "
         "window partial. Pages beyond the hole are stranded.",
         action="Give the pool more pages, or lower the load that evicts. The prefix heals when the next request "
         "computes "
@@ -89,7 +89,7 @@ REASONS: dict[Reason, Explanation] = {
         cause="Keys of the indexer and the compressed history were cached or moved apart. Resuming there would "
         "select the "
         "wrong tokens: no error, quietly worse answers.",
-        confirm="'kvctl inspect prefixes' shows compressed ready and indexer partial.",
+        confirm="`kvctl inspect prefixes` shows compressed ready and indexer partial.",
         action="Take the prefix out so that it is computed anew, and check that the tier moves both together.",
         commands=("kvctl inspect prefixes", "kvctl explain KV303"),
     ),
@@ -104,7 +104,7 @@ REASONS: dict[Reason, Explanation] = {
         cause="Hits come in whole units: the least common multiple of the groups' page sizes. A shorter prompt can "
         "never "
         "hit, however often it is repeated.",
-        confirm="'kvctl inspect groups' prints the unit; compare it with your prompts.",
+        confirm="`kvctl inspect groups` prints the unit; compare it with your prompts.",
         action="Choose page sizes with a smaller common multiple, if the engine lets you, or share longer prefixes.",
         commands=("kvctl inspect groups", "kvctl explain KV209"),
     ),
@@ -120,7 +120,7 @@ REASONS: dict[Reason, Explanation] = {
     Reason.FINGERPRINT: Explanation(
         title="the cached pages were computed under other weights or another layout",
         cause="The fingerprint of the engine changed and the pages still carry the old one.",
-        confirm="'kvctl inspect prefixes' shows the prefix as stale (✗).",
+        confirm="`kvctl inspect prefixes` shows the prefix as stale (✗).",
         action="Take the stale pages out.",
         commands=("kvctl explain KV201",),
     ),
@@ -139,7 +139,8 @@ REASONS: dict[Reason, Explanation] = {
     Reason.ALIGNMENT: Explanation(
         title="lost by design: hits end at whole units",
         cause="The shared part ends inside a unit; the remainder is computed again.",
-        confirm="The loss is smaller than the unit that 'kvctl inspect groups' prints.",
+        confirm="The loss is smaller than the unit that `kvctl inspect groups` prints; where hits may end inside "
+        "pages, smaller than a page of the group that is named.",
         action="Nothing. It is no degradation.",
         commands=("kvctl inspect groups",),
     ),
@@ -161,7 +162,7 @@ REASONS: dict[Reason, Explanation] = {
         cause="The evidence is missing: no page table at that look-up, a group of a kind that this version does not "
         "know, "
         "or a prefix that left the cache before kvctl came or longer ago than it remembers.",
-        confirm="'kvctl inspect overview' lists what is switched off and why.",
+        confirm="`kvctl inspect overview` lists what is switched off and why.",
         action="Keep a reader joined (the dashboard, or kvctl decisions -f), so that decisions come with their table.",
         commands=("kvctl inspect overview", "kvctl doctor"),
     ),
@@ -193,6 +194,9 @@ WORDS: dict[str, str] = {
     "usable": "usable hit: the longest prefix at which every required group can resume. It is what really saves work.",
     "stranded": "stranded: pages that are cached but cannot be part of any usable hit now. They take memory and save "
     "nothing until they are computed around or evicted.",
+    "recoverable": "recoverable: tokens that another way of resuming would win beyond usable: exact, replay_exact (the "
+    "last tokens of a window are computed again in every layer) or replay_approximate (once; not the same answers). "
+    "`kvctl inspect prefix SELECTOR` shows them; an engine that does not offer the way still resumes at usable.",
     "limiting": "limiting group: the group to which most of the loss between logical and usable is booked.",
     "page": "page: one physical block of the cache's pool, the unit of allocation (vLLM calls it block).",
     "group": "group: layers that share one page table and one kind of cache state.",

@@ -13,7 +13,8 @@ from agent.model.decision import Decision, Outcome, Phase, Reason
 from agent.model.groups import Geometry
 from agent.model.states import State
 
-from .format import ELLIPSIS, clean
+from .format import clean
+from .naming import Fit, fit
 from .views.common import group_name
 
 _CLOSED: dict[str, type[StrEnum]] = {"outcome": Outcome, "reason": Reason, "phase": Phase, "state": State}
@@ -28,11 +29,17 @@ class Condition:
     values: tuple[str, ...]
     equal: bool
 
-    def fits(self, geometry: Geometry, item: Decision) -> bool:
-        """Return whether a decision fulfils it."""
+    def fits(self, geometry: Geometry, item: Decision, *, worst: Fit = Fit.CUT) -> bool:
+        """Return whether a decision fulfils it; a request that it names may fit as badly as ``worst``."""
         if self.key == "request":
-            return any(is_request(value, item) for value in self.values) is self.equal
+            how = fit(self.values[0], item.request)
+            return (how is not None and how <= worst) is self.equal
         return any(found in self.values for found in _READ[self.key](geometry, item)) is self.equal
+
+    def best(self, items: Sequence[Decision]) -> Fit:
+        """Return how well the request that it names fits any of some decisions: no other one is meant then."""
+        found = (fit(self.values[0], item.request) for item in items if self.key == "request")
+        return min((how for how in found if how is not None), default=Fit.CUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +51,11 @@ class Filter:
     def fits(self, geometry: Geometry, item: Decision) -> bool:
         """Return whether a decision fulfils all conditions."""
         return all(condition.fits(geometry, item) for condition in self.conditions)
+
+    def picked(self, geometry: Geometry, items: Sequence[Decision]) -> list[Decision]:
+        """Return those of some decisions that fulfil all conditions; a name means the request that it fits best."""
+        bounds = [(condition, condition.best(items)) for condition in self.conditions]
+        return [item for item in items if all(one.fits(geometry, item, worst=worst) for one, worst in bounds)]
 
 
 def _groups(geometry: Geometry, item: Decision) -> list[str]:
@@ -63,16 +75,6 @@ _READ: dict[str, Callable[[Geometry, Decision], list[str]]] = {
     "state": lambda _, item: [] if item.limiting_state is None else [item.limiting_state.value],
     "group": _groups,
 }
-
-
-def is_request(name: str, item: Decision) -> bool:
-    """Return whether a decision is of the request that is called so: whole, or as a table cut it (``…``)."""
-    plain = clean(item.request)
-    if name in {item.request, plain}:
-        return True
-    start, sign, end = name.partition(ELLIPSIS)
-    fits = len(start) + len(end) < len(plain) and bool(start)
-    return bool(sign) and fits and plain.startswith(start) and plain.endswith(end)
 
 
 def parse(texts: Sequence[str]) -> Filter:

@@ -13,6 +13,7 @@ from agent.model.snapshot import RequestInfo
 from agent.model.states import Tokens
 
 from .format import clean
+from .naming import called
 from .prefixes import Prefixes
 
 
@@ -180,14 +181,21 @@ def _by_request(prefixes: Prefixes, name: str) -> Mapping[Tokens, int]:
 
 
 def find_request(requests: tuple[RequestInfo, ...] | None, name: str) -> RequestInfo:
-    """Return the request with this id, as the engine writes it or as tables show it (cleaned).
+    """Return the request with this id, as the engine writes it, or else as tables show it.
 
     Raises:
-        UsageError: There is none.
+        UsageError: There is none, or the name fits several equally well.
     """
-    for request in requests or ():
-        if name in {request.id, clean(request.id)}:
-            return request
+    found = called(name, requests or (), lambda request: request.id)
+    ids = {request.id for request in found}
+    if len(ids) == 1:
+        return found[0]
+    if ids:
+        raise UsageError(
+            f"several requests are called {clean(name)[:60]}",
+            why=f"{len(ids)} ids look like it",
+            next_step="kvctl inspect requests -o json has every id whole",
+        )
     raise UsageError(
         f"the engine has no request {clean(name)[:60]}",
         why="it has finished, or it comes from another engine"

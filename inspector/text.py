@@ -4,12 +4,12 @@ Invariant: every string is cleaned here, at the last step, whatever it came from
 only when asked for. Used by the command line and by the dashboard.
 """
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .format import UNKNOWN, clean, clock, count, cut, cut_middle, duration, percent, size, when, width_of
 from .report import Block, Cell, Column, Facts, Kind, Prose, Report, Table, Tone, Value
+from .wrap import wrap
 
 MAX_CELL = 120
 """Cells of the widest free-text column where the width is not limited: an id of 10 kB stays one line."""
@@ -29,6 +29,8 @@ class Style:
     raw_bytes: bool = False
     headers: bool = True
     colour: bool = False
+    whole_commands: bool = True
+    """A command is never broken, however long it is; False where lines that are too long are clipped."""
 
 
 def render(report: Report, style: Style) -> str:
@@ -97,7 +99,7 @@ def _table(table: Table, style: Style) -> Iterator[str]:
         for at, column, text, width in zip(shown, columns, texts, widths, strict=True):
             fitting = text
             if column.wrap and width_of(text) > width:
-                fitting, *rest = textwrap.wrap(text, width, break_on_hyphens=False)
+                fitting, *rest = wrap(text, width, whole=False)
             parts.append(_paint(_pad(_fit(fitting, column, width), column, width), _tone(row[at]), style))
         yield _GAP.join(parts)
         indent = " " * (sum(widths[:-1]) + len(_GAP) * (len(widths) - 1))
@@ -223,6 +225,5 @@ def _wrapped(line: str | Cell, room: int | None, style: Style) -> Iterator[str]:
         return
     body = text.lstrip(" ")
     indent = " " * (len(text) - len(body))
-    pieces = textwrap.wrap(body, room, initial_indent=indent, subsequent_indent=indent + "  ", break_on_hyphens=False)
-    for piece in pieces:
-        yield _paint(cut(piece, room), tone, style)
+    for piece in wrap(body, room, first=indent, rest=indent + "  ", whole=style.whole_commands):
+        yield _paint(piece, tone, style)

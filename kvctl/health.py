@@ -21,6 +21,7 @@ from agent import paths
 from agent.discovery import Endpoint, EndpointState, discover, remove_leftover
 from agent.errors import KvctlError
 from inspector.format import plural
+from inspector.hints import quoted
 from inspector.views.common import ESSENTIAL
 
 from . import __version__
@@ -92,7 +93,7 @@ def command_on_path() -> Check:
     """Find out whose ``kvctl`` the shell finds: another project (kvcached) installs one, too."""
     found = [Path(folder) / "kvctl" for folder in os.get_exec_path() if os.access(Path(folder) / "kvctl", os.X_OK)]
     found = [path for path in found if path.is_file()]
-    always = f"{sys.executable} -m kvctl always runs this one"
+    always = f"{quoted(sys.executable, 'python')} -m kvctl always runs this one"
     if not found:
         return Check(name="command", health=Health.NOTE, detail="no kvctl on PATH", next_step=always)
     owner = _owner_of(found[0])
@@ -188,7 +189,7 @@ def runtime_folders() -> Iterator[Check]:
     uid = os.geteuid()
     for number, folder in enumerate(paths.folders(), 1):
         name = f"folder {number}"
-        fault = paths.fault_of(folder, uid=uid)
+        fault = paths.unfit(folder, uid=uid)
         if fault is None:
             off = os.path.exists(folder / paths.KILL_FILE)  # noqa: PTH110 - False, not an error, where the folder is closed
             if off:
@@ -196,7 +197,7 @@ def runtime_folders() -> Iterator[Check]:
                     name=name,
                     health=Health.PROBLEM,
                     detail=f"{folder}: the file {paths.KILL_FILE!r} in it switches every agent off",
-                    next_step=f"rm {folder / paths.KILL_FILE}",
+                    next_step=f"rm {quoted(str(folder / paths.KILL_FILE), 'FILE')}",
                 )
             else:
                 yield Check(name=name, health=Health.OK, detail=f"{folder}: yours, mode 0700")
@@ -232,7 +233,7 @@ def _folder_advice(folder: Path, uid: int) -> str:
     with suppress(OSError):
         found = folder.lstat()
         if found.st_uid == uid and stat.S_ISDIR(found.st_mode):
-            return f"chmod 0700 {folder}"
+            return f"chmod 0700 {quoted(str(folder), 'FOLDER')}"
     return "somebody else made it: have an administrator look, or set KVCTL_RUNTIME_DIR to a folder of your own"
 
 

@@ -6,7 +6,6 @@ short forms, help and the layers of :mod:`kvctl.config` are the same everywhere.
 
 import functools
 import inspect
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -16,7 +15,7 @@ from typing import Annotated, Any, Concatenate, ParamSpec
 import typer
 
 from agent.errors import KvctlError, UsageError
-from inspector.hints import aim
+from inspector.hints import aim, quoted
 
 from .config import positive, setting, switch
 from .output import Format, Output
@@ -178,11 +177,12 @@ def _resolved(given: dict[str, Any]) -> Options:
     )
 
 
-_TARGETS = ("pid", "engine", "socket", "snapshot")
+_TARGETS = {"pid": "PID", "engine": "NAME", "socket": "PATH", "snapshot": "FILE"}
+"""Options that choose a target, and what stands for a value that cannot be shown as it is."""
 
 
 def _flag(name: str, value: object) -> str:
-    return f"--{name} {shlex.quote(str(value))}"
+    return f"--{name} {quoted(str(value), _TARGETS[name])}"
 
 
 def _target(given: dict[str, Any]) -> Target:

@@ -137,6 +137,12 @@ class LiveSource:
         note = f"the page table was not read: {error.why or error.what}"
         return replace(snapshot, capture=replace(snapshot.capture, notes=(*snapshot.capture.notes, note)))
 
+    def with_contract(self, snapshot: "Snapshot") -> "Snapshot":
+        """Add the contract now in force, as far as engine and workers tell it."""
+        from agent.fingerprint import kept  # noqa: PLC0415 - see the invariant
+
+        return kept(self._session, snapshot, deadline_s=self._timeout_s)
+
     @property
     def geometry(self) -> "Geometry":
         """The engine's groups."""

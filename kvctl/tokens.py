@@ -6,6 +6,7 @@ Invariant: token ids go to the engine and nowhere else; they are never printed. 
 
 import base64
 import json
+import os
 import sys
 from array import array
 from pathlib import Path
@@ -57,7 +58,7 @@ def chain_of(
         session: With the engine.
         tokens: Token ids from the first on.
         salt: Cache salt of the request.
-        lora: Name of its LoRA adapter; ``NAME=PATH`` where no request uses it now.
+        lora: Name of its LoRA adapter; ``NAME=PATH`` where no request uses it now (see :func:`adapters_of`).
 
     Raises:
         UnsupportedError: The engine cannot hash for kvctl.
@@ -66,20 +67,7 @@ def chain_of(
     ids = array("I", tokens)
     if sys.byteorder == "big":
         ids.byteswap()
-    name, _, path = (lora or "").partition("=")
-    try:
-        joined = session.call(
-            "hash_tokens",
-            tokens=base64.b64encode(ids.tobytes()).decode("ascii"),
-            salt=salt,
-            lora=name or None,
-            lora_path=path or None,
-        )["keys"]
-    except UnsupportedError as error:
-        raise UnsupportedError(
-            "this engine does not hash token ids for kvctl", why=error.why, next_step="use hash:, request: or page:"
-        ) from error
-    keys = bytes.fromhex(joined)
+    keys = bytes.fromhex(_hashed(session, base64.b64encode(ids.tobytes()).decode("ascii"), salt, lora))
     if not keys:
         unit = session.geometry.hash_unit
         raise UsageError(
@@ -88,3 +76,34 @@ def chain_of(
             next_step=f"give at least {unit}",
         )
     return tuple(keys[start : start + KEY_BYTES] for start in range(0, len(keys), KEY_BYTES))
+
+
+def _hashed(session: "Session", packed: str, salt: str | None, lora: str | None) -> str:
+    """Ask the engine, with each adapter that may be meant until it knows one."""
+    meant = adapters_of(lora)
+    for name, path in meant:
+        try:
+            return str(session.call("hash_tokens", tokens=packed, salt=salt, lora=name, lora_path=path)["keys"])
+        except UnsupportedError as error:
+            raise UnsupportedError(
+                "this engine does not hash token ids for kvctl", why=error.why, next_step="use hash:, request: or page:"
+            ) from error
+        except UsageError:  # it knows no path of an adapter of that name
+            if (name, path) == meant[-1]:
+                raise
+    raise AssertionError(lora)
+
+
+def adapters_of(lora: str | None) -> list[tuple[str | None, str | None]]:
+    """Return the names and paths that ``NAME[=PATH]`` may mean, the likeliest first: both may have ``=`` in them.
+
+    It is split where PATH is there, at the last such place. Where none is (a path of another container, a name of a
+    hub) the whole may be a name that the engine knows, and else it is split at the last ``=``.
+    """
+    if not lora:
+        return [(None, None)]
+    splits = [(lora[:at], lora[at + 1 :]) for at in range(len(lora) - 1, 0, -1) if lora[at] == "=" and lora[at + 1 :]]
+    for name, path in splits:
+        if os.path.exists(path):  # noqa: PTH110 - False, not an error, for a text that is no path at all
+            return [(name, path)]
+    return [(lora, None), *splits[:1]]

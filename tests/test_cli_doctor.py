@@ -113,6 +113,19 @@ def test_an_open_folder_is_a_problem(run: Runner, folder: Path) -> None:
     assert f"chmod 0700 {folder}" in ran.out.replace("\n", " ").replace("  ", " ")
 
 
+def test_without_a_folder_everybody_says_why(run: Runner, folder: Path) -> None:
+    """Where no agent can have a socket, ps and whoever looks for an engine say why there is none."""
+    folder.chmod(0o755)
+    why = f"{folder}: its mode is 0755; 0700 is needed"
+    ran = run("ps", "-o", "json")
+    assert (ran.code, ran.json["engines"]) == (0, [])
+    assert why in " ".join(run("ps").err.split())
+    for words in (["inspect"], ["inspect", "--pid", str(os.getpid())]):
+        ran = run(*words)
+        assert ran.code == 3
+        assert why in ran.err
+
+
 def test_the_kill_file_is_named(run: Runner, folder: Path) -> None:
     """A file that switches every agent off is found."""
     (folder / paths.KILL_FILE).touch()

@@ -198,6 +198,22 @@ def test_interrupt_is_130(tmp_path: Path) -> None:
     assert err == ""
 
 
+def test_an_early_interrupt_is_130(tmp_path: Path) -> None:
+    """^C while the command line is still loading is no bug: 130, and nothing is said."""
+    program = (
+        "import sys, kvctl.app, kvctl.main\n"
+        "sys.argv = ['kvctl', 'ps']\n"
+        "class Early:\n"
+        "    def __getattr__(self, name): raise KeyboardInterrupt\n"
+        "sys.modules['kvctl.app'] = Early()\n"
+        "kvctl.main.run()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment(tmp_path), check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def _sleeping(pid: int) -> bool:
     return "nanosleep" in Path(f"/proc/{pid}/wchan").read_text(encoding="utf-8") or Path(f"/proc/{pid}/stat").read_text(
         encoding="utf-8"

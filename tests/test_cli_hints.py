@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from inspector.hints import aim
+from inspector.hints import aim, quoted
 from inspector.store import save
 from tests.support.cli import Runner
 from tests.support.snapshots import gemma
@@ -34,6 +34,10 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
         ("kvctl explain window_hole", "kvctl explain window_hole"),
         ("kvctl decisions -f   follows", "kvctl decisions -f   follows"),
         ("kvctl inspect --snapshot other", "kvctl inspect --snapshot other"),
+        ("kvctl inspect prefix 'request:a b', or", "kvctl inspect prefix 'request:a b' {}, or"),
+        ("kvctl inspect prefix page:15,16, or", "kvctl inspect prefix page:15,16 {}, or"),
+        ("kvctl fingerprint show names it", "kvctl fingerprint show {} names it"),
+        ("kvctl fingerprint pin", "kvctl fingerprint pin"),
         ("kvctl ps shows it", "kvctl ps shows it"),
         ("kvctl invalidate stale", "kvctl invalidate stale"),
     ],
@@ -41,6 +45,43 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 def test_commands_that_read_get_the_target(text: str, aimed: str) -> None:
     """A command that reads an engine or file gets the target behind its own words; others stay as they are."""
     assert aim(text, TARGET) == aimed.format(TARGET)
+
+
+@pytest.mark.parametrize(
+    ("text", "aimed"),
+    [
+        ("kvctl decisions -f   follows", "kvctl decisions -f {}   follows"),
+        ("kvctl invalidate page:15,16", "kvctl invalidate page:15,16 {}"),
+        ("kvctl invalidate stale", "kvctl invalidate stale {}"),
+        ("kvctl invalidate SELECTOR --save-plan FILE", "kvctl invalidate SELECTOR --save-plan FILE {}"),
+        ("(kvctl fingerprint pin)", "(kvctl fingerprint pin {})"),
+        ("kvctl fingerprint diff", "kvctl fingerprint diff"),
+        ("kvctl run -- vllm serve MODEL", "kvctl run -- vllm serve MODEL"),
+    ],
+)
+def test_commands_for_live_engines_get_a_live_target(text: str, aimed: str) -> None:
+    """What follows or changes an engine goes to the one that was chosen; a file it never gets."""
+    assert aim(text, "--pid 17") == aimed.format("--pid 17")
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("plain/path-1.kvsnap", "plain/path-1.kvsnap"),
+        ("it's a file", """'it'"'"'s a file'"""),
+        ("request:ends.", "'request:ends.'"),
+        ("", "''"),
+        ("a\x1b[31mb", "FILE"),
+        ("a\u202eb", "FILE"),
+        ("a\u200bb", "FILE"),
+        ("a\nb", "FILE"),
+        ("a\udc80b", "FILE"),
+    ],
+)
+def test_a_name_in_a_command_is_that_name_or_a_placeholder(text: str, word: str) -> None:
+    """What a shell reads from a hint is the very name; one that would be shown as another one is not in it."""
+    assert quoted(text, "FILE") == word
+    assert word == "FILE" or shlex.split(word) == [text]
 
 
 @pytest.mark.parametrize("words", [("inspect",), ("explain", "5"), ("decisions", "--where", "request=nobody")])
@@ -59,6 +100,34 @@ def test_hints_lead_on_in_the_same_file(
     assert any("--snapshot 'my file'" in command for command in commands) or words[0] == "decisions"
 
 
+@pytest.mark.parametrize("words", [("inspect",), ("explain", "5"), ("snapshot", "info")])
+def test_commands_are_never_broken(
+    run: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """At 80 columns a command that is longer stands in one line, in sentences, too; what is copied runs."""
+    monkeypatch.chdir(tmp_path)
+    file = Path(f"it's {'long ' * 20}, yes.")
+    save(gemma(), file, reveal=True)
+    target = f"--snapshot {quoted(str(file), 'FILE')}"
+    ran = run(*words, file) if words[0] == "snapshot" else run(*words, "--snapshot", file)
+    assert target in ran.out
+    for line in ran.out.splitlines():
+        assert line.count("--snapshot") == line.count(target)
+        command = line[line.index("kvctl ") :].partition("`")[0] if "kvctl " in line else ""
+        if target in command:
+            assert run(*shlex.split(command)[1:]).code == 0, command
+
+
+def test_a_file_that_cannot_be_shown_is_not_named(run: Runner, tmp_path: Path) -> None:
+    """A path with a control character is shown cleaned; a hint has FILE in its place, not the name of another file."""
+    file = tmp_path / "a\x1b[31mb.kvsnap"
+    save(gemma(), file, reveal=True)
+    assert "next: kvctl inspect prefix hash:12ab --snapshot FILE" in run("inspect", "hash:12ab", "--snapshot", file).err
+    assert "kvctl inspect --snapshot FILE" in run("snapshot", "info", file).out
+    wrong = run("inspect", "request:a\u202eb", "--snapshot", file)
+    assert "next: kvctl inspect prefix SELECTOR --snapshot FILE" in wrong.err
+
+
 def test_errors_lead_on_in_the_same_file(run: Runner, tmp_path: Path) -> None:
     """The next step of an error names the file, too."""
     file = tmp_path / "s.kvsnap"
@@ -66,6 +135,8 @@ def test_errors_lead_on_in_the_same_file(run: Runner, tmp_path: Path) -> None:
     ran = run("explain", "4711", "--snapshot", file)
     assert ran.code == 2
     assert f"next: kvctl decisions --snapshot {file} lists them" in ran.err
+    ran = run("inspect", "page:3", "--snapshot", file)
+    assert f"next: kvctl inspect prefix page:3 --snapshot {file}\n" in ran.err
 
 
 def test_an_id_as_the_table_cut_it(run: Runner, tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """Read commands on saved snapshots: every view in every format, from a file as from an engine."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agent.errors import DeadlineError, KvctlError, UnsupportedError
-from agent.model.snapshot import Level
+from agent.model.snapshot import Capability, Level, Tier
 from inspector.store import save
 from tests.support.cli import FakeSession, Ran, Runner, check_schema
 from tests.support.snapshots import deepseek, gemma
@@ -199,3 +200,42 @@ def test_watch_joins_so_that_decisions_are_explained(run: Runner, monkeypatch: p
     ran = run("inspect", "-w", "-i", "0.01", "-n", "2")
     assert ran.code == 0
     assert ran.err.count("decisions come unexplained: the feed is off") == 1
+
+
+def test_tiers_of_a_file(run: Runner, tmp_path: Path) -> None:
+    """A file holds the tiers that were read; where they were not it is said why, and that they are unknown."""
+    tier = Tier(name="host", kind="host", entries=3, details={"loads_given_up": "1"})
+    off = Capability(name="tiers", on=False, reason="this connector is not known")
+    failed = replace(gemma().capture, notes=("tiers could not be read: boom",))
+    for name, snapshot in {
+        "held": replace(gemma(), tiers=(tier,)),
+        "left out": replace(gemma(), tiers=None, capabilities=()),
+        "off": replace(gemma(), tiers=None, capabilities=(off,)),
+        "failed": replace(gemma(), tiers=None, capabilities=(), capture=failed),
+    }.items():
+        save(snapshot, tmp_path / name)
+    held = run("inspect", "tiers", "--snapshot", tmp_path / "held", "-o", "json").json["tiers"]
+    assert [(item["name"], item["entries"], item["details"]) for item in held] == [("host", 3, {"loads_given_up": "1"})]
+    for name, why in {
+        "left out": "this snapshot was taken without its tiers",
+        "off": "tiers cannot be read from this engine: this connector is not known",
+        "failed": "tiers could not be read: boom",
+    }.items():
+        assert run("inspect", "tiers", "--snapshot", tmp_path / name).out == f"unknown: {why}\n"
+
+
+def test_what_another_way_of_resuming_would_win(run: Runner, tmp_path: Path) -> None:
+    """A prefix that is usable in part shows what replaying its last tokens would win, one that is whole nothing."""
+    file = tmp_path / "s.kvsnap"
+    save(deepseek(), file, reveal=True)
+    listed = run("inspect", "prefixes", "--snapshot", file, "--reveal", "-o", "json").json["prefixes"]
+    found = {}
+    for item in listed:
+        data = run("inspect", "prefix", item["key"], "--snapshot", file, "-o", "json").json
+        check_schema(data)
+        found[item["usable_tokens"] == item["logical_tokens"]] = data["prefix"]
+    assert found[True]["recoverable"] == []
+    exact, approximate = found[False]["recoverable"]
+    assert (exact["fidelity"], approximate["fidelity"]) == ("replay_exact", "replay_approximate")
+    assert exact["gained_tokens"] == exact["tokens"] - found[False]["usable_tokens"] - exact["replay_tokens"]
+    assert "RECOVER" in run("inspect", "prefix", found[False]["key"], "--snapshot", file).out

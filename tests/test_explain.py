@@ -214,6 +214,23 @@ def test_an_indexer_of_its_own_is_unsynced() -> None:
     assert (decision.usable, decision.limiting_group, decision.reason) == (448, 1, Reason.INDEXER_UNSYNCED)
 
 
+@pytest.mark.parametrize(("complete", "reason"), [(True, Reason.ALIGNMENT), (False, Reason.UNKNOWN)])
+def test_a_boundary_inside_a_full_page(complete: bool, reason: Reason) -> None:
+    """Hits may end inside pages, but this one was only ever registered whole: lost by design, and no degradation."""
+    coarse = group_of(1, ResumeKind.FULL, 64, fine_grained=True, lookup_class=1)
+    geometry = Geometry(
+        groups=(group_of(0, ResumeKind.FULL, 16), coarse), hash_unit=16, alignment=16, partial_hits=True
+    )
+    cache = Cache(geometry)
+    chain = chain_of("a", 224, 16)
+    cache.register(0, chain, range(16, 225, 16))
+    cache.register(1, chain, range(64, 193, 64))
+    decision = decide(cache, chain, 230, complete=complete)
+    assert (decision.logical, decision.usable) == (224, 192)
+    assert (decision.limiting_group, decision.reason) == (1, reason)
+    assert decision.outcome is (Outcome.REUSE if complete else Outcome.PARTIAL)
+
+
 @pytest.mark.parametrize(
     ("kept", "complete", "reason"),
     [

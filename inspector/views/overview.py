@@ -15,6 +15,9 @@ from .common import capture_line, engine_line, group_name, head, notes, off_reas
 GOOD_RATIO = 0.95
 """Usable over logical tokens above which nothing needs to be done."""
 
+_ROUTE = 'recovered_tokens{route="'
+"""How the counter of a recovery route begins."""
+
 
 def overview(snapshot: Snapshot) -> Report:
     """Return the overview of one engine."""
@@ -22,7 +25,7 @@ def overview(snapshot: Snapshot) -> Report:
     reuse = None if decisions is None else sum_up(decisions)
     blocks: list[Block] = [
         Facts(facts=[("ENGINE", [engine_line(snapshot)]), ("READ", [capture_line(snapshot)])]),
-        Facts(facts=_reuse_facts(snapshot, reuse)),
+        Facts(facts=[*_reuse_facts(snapshot, reuse), *_recovery_facts(snapshot)]),
         Facts(facts=[*_pool_facts(snapshot), *_request_facts(snapshot), *_agent_facts(snapshot)]),
     ]
     return Report(
@@ -47,8 +50,10 @@ def _reuse_facts(snapshot: Snapshot, reuse: Reuse | None) -> list[tuple[str, lis
         looked = sum(item.lookup_tokens for item in snapshot.decisions or ())
         line = f"reused by the engine  {bar(reused / looked if looked else None)} {count(reused)} of {count(looked)}"
         hint = [
-            "kvctl inspect prefixes   what of the cache can be used right now",
-            "kvctl decisions -f       explains each request from now on",
+            "kvctl inspect prefixes",
+            "  what of the cache can be used right now",
+            "kvctl decisions -f",
+            "  explains each request from now on",
         ]
         return [("REUSE", [text, line]), ("DO", [*hint])]
     facts = [("REUSE", _bars(reuse)), ("WHY", _why(snapshot, reuse))]
@@ -120,6 +125,14 @@ def _what_to_do(reuse: Reuse) -> list[str | Cell]:
         f"kvctl explain {reason}",
         f"kvctl decisions --where reason={reason}",
     ]
+
+
+def _recovery_facts(snapshot: Snapshot) -> list[tuple[str, list[str | Cell]]]:
+    """Say what each recovery route won, where the engine has several and counts it."""
+    counted = (snapshot.counters or {}).items()
+    won = {key[len(_ROUTE) : -2]: int(value) for key, value in counted if key.startswith(_ROUTE)}
+    routes = sorted(won.items(), key=lambda item: (-item[1], item[0]))
+    return [("RECOVERY", [f"{route}  {count(tokens)} tokens" for route, tokens in routes])] if routes else []
 
 
 def _pool_facts(snapshot: Snapshot) -> list[tuple[str, list[str | Cell]]]:

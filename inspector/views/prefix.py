@@ -10,7 +10,7 @@ from agent.model.decision import Hit, Reason
 from agent.model.groups import Group
 from agent.model.snapshot import Snapshot
 from agent.model.states import Requirement, Status, Tokens
-from agent.resume import evaluate
+from agent.resume import Recovery, evaluate, recoverable
 
 from ..explain import REASONS
 from ..format import bar, count, plural
@@ -18,6 +18,7 @@ from ..prefixes import Prefixes, PrefixRow, needed_ends
 from ..report import Cell, Column, Facts, Json, Kind, Prose, Report, Table, Tone, Value
 from ..selector import find, parse
 from ..symbols import FIVE, LEGEND, SHORT, sign
+from . import recovery
 from .common import NO_TABLE, group_name, head, key_text, notes
 from .prefixes import item_of
 
@@ -58,6 +59,7 @@ def prefix(
     nodes = find(prefixes, wanted, keys=chain)
     row = prefixes.row(nodes)
     hit = _hit(prefixes, nodes)
+    ways = _ways(prefixes, nodes, row, hit)
     details = [_detail(prefixes, group, nodes, row) for group in snapshot.geometry.groups]
     waterfall = [
         {
@@ -74,13 +76,14 @@ def prefix(
         "reason": None if hit.reason is None else hit.reason.value,
         "details": details,
         "waterfall": waterfall,
+        "recoverable": None if ways is None else recovery.items(ways),
     }
     return Report(
         kind="prefix",
         data={**head(snapshot), "prefix": data},
         names=[key_text(row.key, reveal=True) if reveal else key_text(row.key, reveal=False)],
         blocks=[
-            Facts(facts=_facts(snapshot, row, hit, details, reveal=reveal)),
+            Facts(facts=[*_facts(snapshot, row, hit, details, reveal=reveal), *_recoverable(ways)]),
             Table(columns=_COLUMNS, rows=[_row(item, hit) for item in details]),
             Prose(lines=[Cell(LEGEND, Tone.DIM)]),
         ],
@@ -90,13 +93,27 @@ def prefix(
 
 def _hit(prefixes: Prefixes, chain: Mapping[Tokens, int]) -> Hit:
     """Ask the resume rules about a request that would extend this prefix by one token."""
+    return evaluate(prefixes.snapshot.geometry, _keys(prefixes, chain), prefixes.nodes, limit=max(chain))
+
+
+def _keys(prefixes: Prefixes, chain: Mapping[Tokens, int]) -> list[bytes]:
+    """Return the key at each hash unit, an empty one where none is known."""
+    unit = prefixes.snapshot.geometry.hash_unit
+    return [prefixes.nodes.key[chain[at]].tobytes() if at in chain else b"" for at in range(unit, max(chain) + 1, unit)]
+
+
+def _ways(prefixes: Prefixes, chain: Mapping[Tokens, int], row: PrefixRow, hit: Hit) -> tuple[Recovery, ...] | None:
+    """Return what other ways of resuming would win; None where that is unknown, as usable is."""
+    if row.usable is None or hit.usable is None:
+        return None
+    if row.usable >= row.logical:
+        return ()
     geometry = prefixes.snapshot.geometry
-    end = max(chain)
-    keys = [
-        prefixes.nodes.key[chain[at]].tobytes() if at in chain else b""
-        for at in range(geometry.hash_unit, end + 1, geometry.hash_unit)
-    ]
-    return evaluate(geometry, keys, prefixes.nodes, limit=end)
+    return recoverable(geometry, _keys(prefixes, chain), prefixes.nodes, limit=max(chain), usable=hit.usable)
+
+
+def _recoverable(ways: Sequence[Recovery] | None) -> list[tuple[str, Sequence[str | Cell]]]:
+    return [("RECOVER", recovery.lines(ways))] if ways else []
 
 
 def _detail(prefixes: Prefixes, group: Group, chain: Mapping[Tokens, int], row: PrefixRow) -> Json:

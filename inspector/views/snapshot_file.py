@@ -6,6 +6,7 @@ Invariant: the file was checked before this is called. Read by ``kvctl snapshot`
 from agent.model.snapshot import Snapshot
 
 from ..format import count, plural, size
+from ..hints import quoted
 from ..report import Cell, Facts, Report, Tone
 from ..store import FileInfo
 from .common import capture_line, engine_line, head, notes
@@ -50,7 +51,7 @@ def snapshot_file(info: FileInfo, snapshot: Snapshot) -> Report:
                     ("READ", [capture_line(snapshot)]),
                     ("HOLDS", [", ".join(parts)]),
                     ("PRIVACY", [private]),
-                    ("LOOK", [f"kvctl inspect --snapshot {info.path}"]),
+                    ("LOOK", [f"kvctl inspect --snapshot {quoted(str(info.path), 'FILE')}"]),
                 ]
             )
         ],

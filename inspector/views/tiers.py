@@ -5,7 +5,7 @@ Invariant: no tier and tiers that were not read are told apart. Read by ``kvctl 
 
 from agent.model.snapshot import Snapshot
 
-from ..format import UNKNOWN
+from ..format import UNKNOWN, clean
 from ..report import Column, Json, Kind, Prose, Report, Table
 from .common import head, notes
 
@@ -43,7 +43,7 @@ def tiers(snapshot: Snapshot) -> Report:
     ]
     block: Table | Prose = Table(columns=_COLUMNS, rows=rows, empty="this engine has no other tier")
     if found is None:
-        block = Prose(lines=[f"{UNKNOWN}: tiers were not read"])
+        block = Prose(lines=[f"{UNKNOWN}: {_why_unread(snapshot)}"])
     return Report(
         kind="tiers",
         data={**head(snapshot), "tiers": None if found is None else items},
@@ -53,3 +53,12 @@ def tiers(snapshot: Snapshot) -> Report:
         blocks=[block],
         notes=notes(snapshot),
     )
+
+
+def _why_unread(snapshot: Snapshot) -> str:
+    """Say why nothing is known of tiers, as far as the snapshot tells."""
+    off = next((item for item in snapshot.capabilities if item.name == "tiers" and not item.on), None)
+    if off is not None:
+        return f"tiers cannot be read from this engine: {clean(off.reason or 'no reason given')}"
+    note = next((note for note in snapshot.capture.notes if note.startswith("tiers ")), None)
+    return clean(note) if note is not None else "this snapshot was taken without its tiers"

@@ -61,7 +61,7 @@ def decisions(
         from inspector.views.decisions import decisions as listed
 
         found = snapshot.decisions
-        picked = None if found is None else [item for item in found if wanted.fits(snapshot.geometry, item)]
+        picked = None if found is None else wanted.picked(snapshot.geometry, found)
         return listed(snapshot, picked if picked is None or limit is None else picked[-limit:])
 
     show(options, Need.OVERVIEW, view)

@@ -87,10 +87,10 @@ def _numbered(snapshot: "Snapshot", number: int) -> "Decision":
 
 
 def _of_request(snapshot: "Snapshot", name: str) -> "Decision":
-    from inspector.filters import is_request
     from inspector.format import clean
+    from inspector.naming import called
 
-    found = [item for item in snapshot.decisions or () if is_request(name, item)]
+    found = called(name, snapshot.decisions or (), lambda item: item.request)
     shown = clean(name)[:60]
     if not found:
         raise UsageError(f"there is no decision of a request {shown!r}", next_step="kvctl decisions lists them")

@@ -29,12 +29,23 @@ def fingerprint() -> None:
 
 
 @app.command()
-@with_options(*_LIVE)
+@with_options(*_LIVE, Part.SNAPSHOT)
 def show(options: Options, full: Annotated[bool, _FULL] = False) -> None:
-    """Read contract and weights of a live engine, and say what could not be read."""
+    """Read contract and weights of a live engine, or what a saved snapshot holds of them; say what is not known."""
     from inspector.views.fingerprint import fingerprint as view
 
-    options.output.show(view(_read(options, full=full)))
+    file = options.target.snapshot
+    if file is None:
+        options.output.show(view(_read(options, full=full)))
+        return
+    if full:
+        raise UsageError(
+            "--full needs a live engine", why="a file holds no weights", next_step="leave out --full or --snapshot"
+        )
+    from agent.fingerprint import of_snapshot
+    from inspector.store import load
+
+    options.output.show(view(of_snapshot(load(file)), file=str(file)))
 
 
 @app.command()

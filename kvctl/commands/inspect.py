@@ -1,6 +1,5 @@
 """Look at one engine: overview, groups, states, pages, prefixes, requests."""
 
-import shlex
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,6 +7,7 @@ import typer
 
 from agent.errors import UsageError
 from inspector.format import clean
+from inspector.hints import quoted
 from kvctl.options import READ, Options, new_app, with_options
 from kvctl.reading import show
 from kvctl.targets import Need
@@ -46,13 +46,8 @@ _NEEDS = {
 }
 
 
-def _pasted(selector: str) -> str:
-    """Write a selector as a shell takes it; ids in it come from clients. One that cannot be shown is left out."""
-    return shlex.quote(selector) if clean(selector) == selector else "SELECTOR"
-
-
 def _view(text: str) -> View:
-    """Read the VIEW; a SELECTOR in its place is told where it belongs."""
+    """Read the VIEW, inside the command so that its hints are aimed; a SELECTOR is told where it belongs."""
     if text in set(View):
         return View(text)
     shown = clean(text)[:60]
@@ -60,7 +55,9 @@ def _view(text: str) -> View:
         from inspector.selector import parse
 
         parse(text)  # what is no selector either is told so
-        raise UsageError(f"{shown!r} is a SELECTOR, no VIEW", next_step=f"kvctl inspect prefix {_pasted(text)}")
+        raise UsageError(
+            f"{shown!r} is a SELECTOR, no VIEW", next_step=f"kvctl inspect prefix {quoted(text, 'SELECTOR')}"
+        )
     raise UsageError(f"there is no view {shown!r}", next_step=f"one of {', '.join(View)}")
 
 
@@ -74,7 +71,7 @@ def inspect(
             help="What to look at.",
             metavar="VIEW",
             show_default=False,
-            parser=_view,
+            parser=lambda text: View(text) if text in set(View) else text,
             autocompletion=lambda incomplete: [name for name in View if name.startswith(incomplete)],
         ),
     ] = View.OVERVIEW,
@@ -104,17 +101,19 @@ def inspect(
       page:ID             the prefix that ends with a page
       tokens:FILE         a JSON list of token ids, - for stdin; live engines only
     """
-    if view is View.PREFIX and selector is None:
+    wanted = _view(view)
+    if wanted is View.PREFIX and selector is None:
         raise UsageError(
             "inspect prefix needs a SELECTOR",
             next_step="kvctl inspect prefixes lists them: kvctl inspect prefix hash:…",
         )
-    if view is not View.PREFIX and selector is not None:
+    if wanted is not View.PREFIX and selector is not None:
         raise UsageError(
-            f"inspect {view} takes no SELECTOR", next_step=f"kvctl inspect prefix {_pasted(selector)}, or leave it out"
+            f"inspect {wanted} takes no SELECTOR",
+            next_step=f"kvctl inspect prefix {quoted(selector, 'SELECTOR')}, or leave it out",
         )
     chain = None if selector is None else _chain(options, selector, salt)
-    show(options, _NEEDS[view], _function(view, selector, limit, chain, reveal=options.reveal))
+    show(options, _NEEDS[wanted], _function(wanted, selector, limit, chain, reveal=options.reveal))
 
 
 def _chain(options: Options, selector: str, salt: str | None) -> tuple[bytes, ...] | None:

@@ -37,7 +37,11 @@ def invalidate(
     salt: Annotated[str | None, typer.Option("--salt", help="For tokens: the cache salt of the request.")] = None,
     lora: Annotated[
         str | None,
-        typer.Option("--lora", metavar="NAME[=PATH]", help="For tokens: the LoRA adapter of the request."),
+        typer.Option(
+            "--lora",
+            metavar="NAME[=PATH]",
+            help="For tokens: the LoRA adapter of the request. Split where PATH is there, else at the last =.",
+        ),
     ] = None,
     quarantine: Annotated[
         bool,

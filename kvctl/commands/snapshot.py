@@ -10,7 +10,7 @@ from kvctl import __version__
 from kvctl.diagnostics import ExitCode
 from kvctl.options import Options, Part, new_app, with_options
 from kvctl.reading import read
-from kvctl.targets import Need, open_source
+from kvctl.targets import LiveSource, Need, open_source
 
 if TYPE_CHECKING:
     from inspector.report import Report
@@ -36,7 +36,7 @@ def save(
     file: Annotated[Path, _FILE],
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
 ) -> None:
-    """Save page table, requests and decisions of an engine at one moment."""
+    """Save page table, contract, requests and decisions of an engine."""
     from agent.jsonfile import is_there
     from inspector.store import info
     from inspector.store import save as write
@@ -47,6 +47,8 @@ def save(
         )
     with open_source(options.target, options.timeout_s) as source:
         found = read(source, Need.REFERENCES, options)
+        if isinstance(source, LiveSource):
+            found = source.with_contract(found)
     write(found, file, reveal=options.reveal, version=__version__)
     options.output.show(_info(info(file)))
 

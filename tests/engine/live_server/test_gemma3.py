@@ -122,11 +122,16 @@ def test_snapshot_says_the_same(server: Server, tmp_path: Path) -> None:
     file = tmp_path / "engine.kvsnap"
     saved = server.kvctl("snapshot", "save", str(file))
     assert saved.code == 0, saved.stderr
-    for view in ("overview", "groups", "states", "pages", "prefixes", "requests"):
+    for view in ("overview", "groups", "states", "pages", "prefixes", "requests", "tiers"):
         live = server.kvctl("inspect", view, "-o", "json")
         loaded = server.kvctl("inspect", view, "-o", "json", "--snapshot", str(file))
         assert (live.code, loaded.code) == (0, 0), live.stderr + loaded.stderr
         assert differences(live.json, loaded.json) == [], view
+    live = server.kvctl("fingerprint", "show", "-o", "json")
+    loaded = server.kvctl("fingerprint", "show", "-o", "json", "--snapshot", str(file))
+    contract, kept = live.json["contract"]["fields"], loaded.json["contract"]["fields"]
+    assert {name: text for name, text in contract.items() if name != "hash.seed"} == kept
+    assert "hash.seed" in loaded.json["contract"]["missing"]
 
 
 MOVING = ("capture", "_seconds", "time", "hash", "key", "counters")

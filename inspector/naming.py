@@ -1,0 +1,46 @@
+"""Which thing an operator means by a name: exactly this one, else as it is shown, else as a table cut it.
+
+Invariant: pure; a worse fit never wins over a better one, so that nobody can take the place of a request by calling
+his own after it. Used by filters, selectors and ``kvctl explain``.
+"""
+
+from collections.abc import Callable, Iterable
+from enum import IntEnum
+from typing import TypeVar
+
+from .format import ELLIPSIS, clean
+
+T = TypeVar("T")
+
+
+class Fit(IntEnum):
+    """How well a name fits an id, the best first."""
+
+    EXACT = 0
+    SHOWN = 1
+    """The id without what is never shown (control characters and the like)."""
+    CUT = 2
+    """The id as a table cut it: something is missing where the name has an ellipsis."""
+
+
+def fit(name: str, whole: str) -> Fit | None:
+    """Return how a name fits an id; None: not at all."""
+    if name == whole:
+        return Fit.EXACT
+    shown = clean(whole)
+    if name == shown:
+        return Fit.SHOWN
+    # An id may have ellipses of its own: each of the name's may be the one that a table put in.
+    places = (at for at, char in enumerate(name) if char == ELLIPSIS and at)
+    return Fit.CUT if any(_is_cut(name[:at], name[at + 1 :], shown) for at in places) else None
+
+
+def _is_cut(start: str, end: str, whole: str) -> bool:
+    return len(start) + len(end) < len(whole) and whole.startswith(start) and whole.endswith(end)
+
+
+def called(name: str, items: Iterable[T], id_of: Callable[[T], str]) -> list[T]:
+    """Return the items that are meant by a name: all those of the best fit that any of them has."""
+    found = [(how, item) for item in items if (how := fit(name, id_of(item))) is not None]
+    best = min((how for how, _ in found), default=None)
+    return [item for how, item in found if how is best]

@@ -1,0 +1,83 @@
+"""Fingerprints of saved snapshots: what a file keeps of the contract, and what it says that it does not know."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.errors import RefusedError
+from agent.fingerprint import of_snapshot
+from agent.model.evidence import Contract, Evidence
+from agent.model.fingerprint import differences
+from inspector.store import load, save
+from tests.support.cli import FakeSession, Runner, check_schema
+from tests.support.snapshots import gemma
+
+
+class Engine(FakeSession):
+    """A fake engine that tells its contract."""
+
+    def call(self, op: str, /, *, deadline_s: float = 1.0, **args: Any) -> dict[str, Any]:
+        """Answer the operations of a fingerprint."""
+        if op == "fingerprint":
+            workers = [{"rank": 0, "fields": {"layout": "LBHNC"}, "loras": [], "error": None}]
+            return {"contract": {"engine": "vllm", "cache.block_size": "16"}, "weights": {}, "workers": workers}
+        raise RefusedError(f"{op} is not asked here")
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """Let every command find the fake engine."""
+    found = Engine(gemma())
+    monkeypatch.setattr("agent.session.open_target", lambda **_: found)
+    return found
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Runner:
+    """Give a runner without settings of the machine."""
+    monkeypatch.setenv("KVCTL_CONFIG", str(tmp_path / "none.toml"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    return Runner(capsys)
+
+
+def test_a_saved_snapshot_keeps_the_contract(run: Runner, engine: Engine, tmp_path: Path) -> None:
+    """`fingerprint show --snapshot` shows the contract that was in force; what the file lacks is unknown, by name."""
+    file, whole = tmp_path / "s.kvsnap", tmp_path / "whole.kvsnap"
+    assert run("snapshot", "save", file).code == 0
+    assert run("snapshot", "save", whole, "--reveal").code == 0
+    live = run("fingerprint", "show", "-o", "json").json["contract"]["fields"]
+    data = run("fingerprint", "show", "--snapshot", file, "-o", "json").json
+    check_schema(data)
+    assert live.items() <= data["contract"]["fields"].items()
+    assert data["file"] == str(file)
+    assert data["partial"]
+    assert data["weights"]["fields"] == {"model": engine.info.model}
+    assert all(why.startswith("unknown: ") for why in data["weights"]["missing"].values())
+    table = run("fingerprint", "show", "--snapshot", file)
+    assert "memory: unknown: no digest" in table.out
+    full = run("fingerprint", "show", "--full", "--snapshot", file)
+    assert (full.code, full.err.splitlines()[0]) == (2, "kvctl: --full needs a live engine")
+
+
+def test_a_snapshot_without_a_contract_says_so(run: Runner, tmp_path: Path) -> None:
+    """A file from before contracts were kept shows its groups, and that the rest is unknown."""
+    file = tmp_path / "old.kvsnap"
+    save(gemma(), file)
+    found = run("fingerprint", "show", "--snapshot", file, "-o", "json").json
+    assert found["contract"]["missing"]["contract"].startswith("unknown: ")
+    assert found["contract"]["fields"]["geometry.group.0"]
+
+
+def test_a_file_to_hand_on_confirms_no_seed(tmp_path: Path) -> None:
+    """The digest of the hash seed, which may be a secret, stays out of a file unless everything is revealed."""
+    fields = {"hash.algorithm": "sha256", "hash.seed": "0badc0de"}
+    snapshot = replace(gemma(), evidence=Evidence(contract=Contract(fields=fields)))
+    save(snapshot, tmp_path / "a")
+    save(snapshot, tmp_path / "b", reveal=True)
+    handed, whole = of_snapshot(load(tmp_path / "a")), of_snapshot(load(tmp_path / "b"))
+    assert "hash.seed" not in handed.contract.fields
+    assert "hash.seed" in handed.contract.missing
+    assert whole.contract.fields["hash.seed"] == "0badc0de"
+    assert [item.field for item in differences(handed, whole)] == []
