@@ -8,7 +8,7 @@ from agent.codec import to_plain
 from inspector.store import load
 from tests.support import cases
 from tests.support.case_files import FOLDER, path_of
-from tests.support.cli import Runner
+from tests.support.cli import Runner, check_schema
 
 
 @pytest.fixture
@@ -32,9 +32,13 @@ def test_a_file_says_what_its_case_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", cases.EXPECTED)
 def test_validate_finds_the_case_in_its_file(run: Runner, name: str) -> None:
-    """`kvctl validate --snapshot FILE` names exactly the codes of the case, and its exit code says whether it fails."""
+    """`kvctl validate --snapshot FILE` names exactly the codes of the case, and its exit code says whether it fails.
+
+    Its JSON fits the published schema.
+    """
     _, codes = cases.EXPECTED[name]
     ran = run("validate", "--snapshot", path_of(name), "-o", "json")
+    check_schema(ran.json)
     assert {finding["code"] for finding in ran.json["findings"]} == codes
     assert ran.code == any(finding["severity"] != "info" for finding in ran.json["findings"])
 

@@ -10,7 +10,7 @@ from agent.gates.editor import Editor
 from agent.gates.record import REQUIRED_CHECKS, CleanRecord
 from agent.gates.runner import run
 from agent.model.decision import Outcome, Phase, Reason
-from agent.model.evidence import Binds, EngineLookup, Evidence
+from agent.model.evidence import BindConflict, Binds, EngineLookup, Evidence
 from agent.model.finding import Finding, GateName, GateResult, Severity, Verdict
 from agent.model.groups import Geometry
 from agent.model.snapshot import Consistency, Snapshot
@@ -263,3 +263,22 @@ def test_generations_without_a_bind_say_so() -> None:
     assert "no earlier snapshot" in gate(run(healthy), GateName.BLOCK).abstained["KV113"]
     off = replace(healthy, evidence=Evidence(missing={"binds": "switched off"}))
     assert gate(run(off), GateName.BLOCK).abstained["KV113"].startswith("switched off")
+
+
+@pytest.mark.parametrize(
+    ("stamps", "how"),
+    [
+        ((7, 9), "generation 7 when checked, 9 when bound"),
+        ((0, 9), "generation unknown when checked, 9 when bound"),
+        ((7, 7), "the key that it was checked for was gone when it was bound, still under generation 7"),
+        ((0, 0), "the key that it was checked for was gone when it was bound, its generation is unknown"),
+    ],
+)
+def test_what_moved_is_named(stamps: tuple[int, int], how: str) -> None:
+    """KV113 names two generations where they differ, and what else is another one where they do not."""
+    moved = BindConflict(
+        request="r", checked=PageId(3), bound=PageId(3), stamp_checked=stamps[0], stamp_bound=stamps[1]
+    )
+    seen = replace(cases.case_1(), evidence=Evidence(binds=Binds(compared=4, conflicts=(moved,))))
+    (found,) = [item for item in gate(run(seen), GateName.BLOCK).findings if item.code == "KV113"]
+    assert found.sentence == f"1 page changed between check and use, first page 3: {how}"

@@ -11,7 +11,7 @@ from agent.gates.catalogue import CATALOGUE, lookup
 from agent.gates.runner import gate_of, run
 from agent.gates.selftest import PLANTS, untested
 from agent.model.finding import GateName, Severity
-from tests.support import cases
+from tests.support import cases, code_table
 from tests.support.cli import ROOT, check_golden
 
 CODES = {
@@ -74,3 +74,11 @@ def test_a_code_is_planted_or_says_why_not() -> None:
 def test_the_documentation_is_the_catalogue() -> None:
     """docs/findings.md is what the catalogue writes."""
     check_golden(str(ROOT / "docs" / "findings.md"), catalogue.markdown())
+
+
+def test_the_table_of_codes_is_written_down() -> None:
+    """docs/codes.md is the table that both engines are compared with, one row for each code of the catalogue."""
+    table = code_table.markdown()
+    check_golden(str(ROOT / "docs" / "codes.md"), table)
+    assert re.findall(r"^\| (KV\d+) ", table, re.MULTILINE) == list(CATALOGUE)
+    assert {*code_table.REFERENCE, *code_table.VLLM, *code_table.UNTIL} <= set(CATALOGUE)

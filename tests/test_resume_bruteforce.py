@@ -3,6 +3,8 @@
 from hypothesis import HealthCheck, given, settings
 
 from agent.explain import explain
+from agent.model.decision import Reason
+from agent.model.states import ResumeKind
 from agent.resume import evaluate, expected_engine_hit
 from tests.support.bruteforce import BruteForce
 from tests.support.lookup_strategies import Keys, Lookup, lookups
@@ -58,3 +60,17 @@ def test_every_token_is_reused_or_lost_once(look: Lookup) -> None:
         before.to_tokens == after.from_tokens
         for before, after in zip(decision.waterfall, decision.waterfall[1:], strict=False)
     )
+
+
+@settings(max_examples=1200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(lookups())
+def test_only_what_has_a_retention_rule_is_not_retained(look: Lookup) -> None:
+    """However complete the memory, a group that keeps every full page never says that it did not keep one."""
+    geometry, chain, held, limit = look
+    hit = evaluate(geometry, chain, Keys(held), limit=limit, ghost=Memory(held, complete=True))
+    for step in hit.waterfall:
+        if step.group is not None and step.reason is Reason.NOT_RETAINED:
+            assert geometry.groups[step.group].kind in {ResumeKind.WINDOW, ResumeKind.RECURRENT}
+        if step.group is not None and step.reason is Reason.ALIGNMENT:
+            assert geometry.groups[step.group].kind is ResumeKind.FULL
+            assert geometry.partial_hits

@@ -16,6 +16,12 @@ Reader = Callable[[WorkerTensor], int | None]
 
 _NOBODY = Evidence()
 _NO_WORKERS = "the workers' tensors were not read"
+_NO_RULE = {
+    "KV401": "no kernel of this engine asks for an alignment of addresses",
+    "KV402": "no kernel of this engine asks for an alignment of block strides",
+    "KV403": "no kernel of this engine asks for pages padded to a unit",
+    "KV406": "no kernel of this engine reads rows in bulk copies",
+}
 _TENSOR_CODES = ("KV401", "KV402", "KV403", "KV404", "KV405", "KV406", "KV407")
 
 
@@ -47,7 +53,7 @@ def _rules(report: GateReport, tensors: list[WorkerTensor]) -> None:
             for tensor in tensors
             if (unit := required(tensor)) and (size := measured(tensor)) is not None
         ]
-        report.looked(code, len(subject), empty="no kernel of this engine asks for it")
+        report.looked(code, len(subject), empty=_NO_RULE[code] if tensors else "no tensor is registered")
         wrong = [(tensor, unit, size) for tensor, unit, size in subject if size % unit]
         if wrong:
             tensor, unit, size = wrong[0]
@@ -100,7 +106,7 @@ def _overlaps(report: GateReport, tensors: list[WorkerTensor]) -> None:
     for tensor in tensors:
         homes.setdefault((tensor.rank, tensor.group), []).append(tensor)
     pairs = [pair for home in homes.values() for pair in combinations(home, 2) if pair[0].layer != pair[1].layer]
-    report.looked("KV405", len(pairs), empty="no group has two tensors on one rank")
+    report.looked("KV405", len(pairs), empty="no group has tensors of two layers on one rank")
     for one, other in pairs:
         if _share_bytes(one, other):
             report.add(
@@ -137,7 +143,7 @@ def no_host(evidence: Evidence) -> str:
 def _host(report: GateReport, tensors: list[WorkerTensor], absent: str) -> None:
     """KV407: host pools are page-locked and start on a page of the operating system."""
     known = [tensor for tensor in tensors if tensor.pinned is not None]
-    report.looked("KV407", len(known), empty=absent)
+    report.looked("KV407", len(known), empty="copies of this host pool need no locked pages" if tensors else absent)
     loose = [tensor for tensor in known if not tensor.pinned]
     if loose:
         report.add("KV407", count=len(loose), what="not page-locked", layer=loose[0].layer)
@@ -153,7 +159,7 @@ def _files(report: GateReport, evidence: Evidence) -> None:
         return
     for tier in evidence.tiers:
         sized = [entry for entry in tier.entries if entry.bytes is not None and entry.expected_bytes is not None]
-        report.looked("KV408", len(sized), empty="no tier keeps files")
+        report.looked("KV408", len(sized), empty="no tier lists a file and its size")
         wrong = [entry for entry in sized if entry.bytes != entry.expected_bytes]
         if wrong:
             first = wrong[0]

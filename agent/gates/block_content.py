@@ -5,6 +5,7 @@ Invariant: nothing here needs reference counts, so it works at content level too
 
 import numpy as np
 
+from ..model.evidence import BindConflict
 from ..model.snapshot import Consistency, PageColumns, Snapshot
 from .report import GateReport
 from .view import View, instance
@@ -172,6 +173,15 @@ def _transfers(view: View, report: GateReport) -> None:
         report.add("KV115", pages=out, direction="out of it")
 
 
+def _how(moved: BindConflict) -> str:
+    """Say what is another one: a generation rises with the next key, which a page that lost its key need not have."""
+    before, after = moved.stamp_checked, moved.stamp_bound
+    if before != after:
+        return f"generation {before or 'unknown'} when checked, {after or 'unknown'} when bound"
+    end = f"still under generation {after}" if after else "its generation is unknown"
+    return f"the key that it was checked for was gone when it was bound, {end}"
+
+
 def _generations(view: View, report: GateReport, previous: Snapshot | None) -> None:
     """KV113: conflicts that the probe counted, and content that changed under one generation."""
     evidence = view.snapshot.evidence
@@ -181,8 +191,9 @@ def _generations(view: View, report: GateReport, previous: Snapshot | None) -> N
         moved = [item for item in binds.conflicts if item.checked == item.bound]
         if moved:
             first = moved[0]
-            how = f"generation {first.stamp_checked} when checked, {first.stamp_bound} when bound"
-            report.add("KV113", pages=[item.bound for item in moved], count=len(moved), how=how, request=first.request)
+            report.add(
+                "KV113", pages=[item.bound for item in moved], count=len(moved), how=_how(first), request=first.request
+            )
     if previous is None or previous.pages is None or instance(previous) != instance(view.snapshot):
         if binds is None:
             reason = None if evidence is None else evidence.missing.get("binds")

@@ -44,8 +44,9 @@ INTERSECTION_CODES = (
         severity=_E,
         title="indexer covers other tokens than the compressed state",
         sentence="the indexer covers {value} tokens, the compressed state {expected}: {where}",
-        cause="Indexer keys and compressed entries are stored or moved separately. With fewer keys, wrong tokens are "
-        "selected, and quality sinks without an error.",
+        cause="Indexer keys and compressed entries are stored, moved or evicted separately. With fewer keys, wrong "
+        "tokens are selected, and quality sinks without an error. An engine that reuses no more than the keys cover "
+        "loses a hit and nothing else: a warning.",
         confirm="`kvctl inspect prefixes` shows both states of the prefix side by side.",
         remedy="Clamp reuse to the smaller of the two; invalidate the prefix in the tier.",
     ),

@@ -165,8 +165,9 @@ REDLINE_CODES = (
         title="a plan was executed under another generation",
         sentence="plan {plan} was {done} {count} [page|pages] had moved, first page {page}: generation "
         "{planned} is now {found}",
-        cause="Between plan and execution the pages got other owners.",
-        confirm="The plan file holds the generations it was made with.",
+        cause="Between plan and execution the pages got other owners. An admission is a plan, too: pages under the "
+        "generations that its look-up found.",
+        confirm="The plan file holds the generations it was made with; an admission is named by its request.",
         remedy="Make a new plan. If it was executed, the named pages were other prefixes than intended.",
         command="kvctl invalidate SELECTOR --save-plan FILE",
     ),
@@ -198,7 +199,8 @@ REDLINE_CODES = (
         severity=_E,
         title="padding rows of a captured batch hold live page ids",
         sentence="batch {name}: padding rows {rows} still hold live page ids {ids}",
-        cause="Rows beyond the live ones were not set to the null page; the graph writes through them.",
+        cause="Rows beyond the live ones were not set to the null page. A captured graph, or a dummy batch of a data "
+        "parallel engine, writes through them.",
         confirm="The rows of the block table are in the finding's values.",
         remedy="Restart with eager execution and report it.",
         reports=(vllm(43810), vllm(43869)),

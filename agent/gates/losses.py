@@ -7,8 +7,9 @@ loss and group, with the newest decision as the example. Called by ``agent.gates
 from dataclasses import dataclass, field
 
 from ..model.decision import Decision, Reason
-from ..model.states import GroupId, ResumeKind, Tokens
-from ..resume.rules import GroupRule
+from ..model.states import GroupId, ResumeKind, State, Tokens
+from ..resume.reasons import lost_reason
+from ..resume.rules import GroupRule, insists
 from .presence import KeyPresence
 from .report import GateReport
 from .view import View
@@ -26,6 +27,12 @@ _LOSSES = {
     Reason.CHECKPOINT_MISSING: "KV304",
 }
 _CODES = (*_LOSSES.values(), "KV308", "KV309", "KV312")
+_NO_SUCH_GROUP = {
+    Reason.WINDOW_HOLE: "no group keeps a window",
+    Reason.TAIL_MISSING: "no group keeps a tail",
+    Reason.INDEXER_UNSYNCED: "no group keeps indexer keys apart from the entries they select",
+    Reason.CHECKPOINT_MISSING: "no group is recurrent",
+}
 
 
 @dataclass(slots=True)
@@ -36,6 +43,8 @@ class _Loss:
     count: int = 0
     lost: Tokens = 0
     ids: set[int] = field(default_factory=set)
+    taken: set[tuple[Tokens, Tokens]] = field(default_factory=set)
+    """What the engine reused, and what the group covers by itself."""
 
 
 def check_losses(view: View, report: GateReport, fresh: tuple[Decision, ...]) -> None:
@@ -54,10 +63,13 @@ def check_losses(view: View, report: GateReport, fresh: tuple[Decision, ...]) ->
     explained = [decision for decision in decisions if decision.logical is not None]
     new = [decision for decision in fresh if decision.logical is not None]
     none_new = "no decision was explained from a page table" + (" since the last check" if explained else "")
-    for code in _LOSSES.values():
-        report.looked(code, len(new), empty=none_new)
+    lost = _collect(new)
+    possible = {lost_reason(group) for group in view.groups if insists(group)} | {reason for reason, _ in lost}
+    for reason, code in _LOSSES.items():
+        there = reason in possible
+        report.looked(code, len(new) if there else 0, empty=none_new if there else _NO_SUCH_GROUP[reason])
     report.looked("KV308", len(explained), empty=none_new)
-    for (reason, group), loss in _collect(new).items():
+    for (reason, group), loss in lost.items():
         _add(view, report, reason, group, loss)
     waiting = _overdue(view, explained)
     if waiting:
@@ -93,6 +105,9 @@ def _collect(decisions: list[Decision]) -> dict[tuple[Reason, GroupId], _Loss]:
                 loss = losses.setdefault((reason, group), _Loss(decision))
                 loss.decision = decision
                 loss.lost += tokens
+                hits = decision.per_group or ()
+                own = hits[group] if group < len(hits) else None
+                loss.taken.add((decision.engine_usable, (decision.usable or 0) if own is None else own))
                 if decision.id not in loss.ids:
                     loss.ids.add(decision.id)
                     loss.count += 1
@@ -109,14 +124,17 @@ def _add(view: View, report: GateReport, reason: Reason, group: GroupId, loss: _
         start, end = holes[0][0], holes[-1][1]
     code = _LOSSES[reason]
     if code == "KV303":
+        covered, history = _coverage(view, decision, group)
         report.add(
             code,
             group=group,
             tokens=(start, end),
-            value=decision.usable,
-            expected=decision.logical,
+            value=covered,
+            expected=history,
             where=f"request {decision.request}, {loss.count} decision{'' if loss.count == 1 else 's'}",
             count=loss.count,
+            # Entries that are not reused select nothing: what is behind costs a hit then.
+            harmless=all(taken <= known for taken, known in loss.taken),
         )
         return
     report.add(
@@ -131,6 +149,16 @@ def _add(view: View, report: GateReport, reason: Reason, group: GroupId, loss: _
         pages_short=len(holes) or None,
         stranded=(decision.logical or 0) - (decision.usable or 0),
     )
+
+
+def _coverage(view: View, decision: Decision, indexer: GroupId) -> tuple[Tokens | None, Tokens | None]:
+    """Tokens that the indexer covers, and those that the entries do which it selects: each group's own hit."""
+    own = decision.per_group
+    if own is None or indexer >= len(own):
+        return decision.usable, decision.logical
+    entries = [own[group.id] for group in view.groups if group.state is State.COMPRESSED and group.id < len(own)]
+    known = [tokens for tokens in entries if tokens is not None]
+    return own[indexer], max(known) if known else decision.logical
 
 
 def _holes(view: View, decision: Decision, group_id: GroupId, boundary: Tokens) -> list[tuple[Tokens, Tokens]]:

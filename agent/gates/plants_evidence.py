@@ -135,11 +135,11 @@ def _kv205(editor: Editor) -> str | None:
     needed = [
         group.state
         for group in editor.snapshot.geometry.groups
-        if group.kind not in {ResumeKind.NONE, ResumeKind.UNKNOWN}
+        if group.kind not in {ResumeKind.NONE, ResumeKind.UNKNOWN} and group.state is not State.UNKNOWN
     ]
-    if not set(needed) - {State.TAIL, State.UNKNOWN}:
+    if not needed:
         return "no group needs a pool"
-    first = next(state for state in needed if state not in {State.TAIL, State.UNKNOWN})
+    first = needed[0]
     states = frozenset(set(State) - {first})
     editor.witness(tiers=(TierReport(name="planted", states=states),))
     return None

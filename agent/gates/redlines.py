@@ -7,7 +7,7 @@ Invariant: as for the gates. :func:`plan_conflicts` is also what the execution o
 from collections.abc import Mapping
 from itertools import combinations
 
-from ..model.evidence import CapturedBatch, Evidence, PlanRecord
+from ..model.evidence import BindConflict, Binds, CapturedBatch, Evidence, PlanRecord
 from ..model.states import PageId
 from .report import GateReport
 from .view import View
@@ -53,7 +53,7 @@ def _admission(view: View, report: GateReport, evidence: Evidence) -> None:
         if needed > usable:
             report.add("KV502", request=request, value=needed, size=usable)
     if admission.cap_ratio is None or admission.pinned is None:
-        report.cannot(["KV501"], "this engine has no cap on reusable cache")
+        report.cannot(["KV501"], evidence.missing.get("cap", "this engine has no cap on reusable cache"))
         return
     report.looked("KV501", 1)
     if admission.needs and admission.pinned > admission.cap_ratio * usable:
@@ -86,16 +86,23 @@ def _recovery(report: GateReport, evidence: Evidence) -> None:
 
 
 def _plans(view: View, report: GateReport, evidence: Evidence, plan: Mapping[PageId, int] | None) -> None:
-    """KV521: plans that were executed or refused, and the one that is to be judged now."""
+    """KV521: plans that were executed or refused, and the one that is to be judged now.
+
+    An engine that tells no plans of its own makes one at each look-up and executes it when it binds the pages.
+    """
     records = list(evidence.plans or ())
+    executed: list[PlanRecord] = []
+    pages = 0
+    if evidence.plans is None and evidence.binds is not None:
+        executed, pages = _of_binds(evidence.binds), evidence.binds.compared
     if plan is not None and view.snapshot.pages is not None:
         now = {page: int(view.stamp[page]) for page in plan if 0 <= page < view.count}
         records.append(PlanRecord(id="at hand", planned=plan, found=now, executed=False))
-    elif evidence.plans is None:
-        report.cannot(["KV521"], evidence.missing.get("plans", "no plan was made"))
+    elif evidence.plans is None and evidence.binds is None:
+        report.cannot(["KV521"], evidence.missing.get("plans") or evidence.missing.get("binds", "no plan was made"))
         return
-    report.looked("KV521", len(records), empty="no plan was made")
-    for record in records:
+    report.looked("KV521", len(records) + pages, empty="no plan was made, and no page was bound yet")
+    for record in (*records, *executed):
         moved = plan_conflicts(record.planned, record.found)
         if moved:
             report.add(
@@ -107,6 +114,23 @@ def _plans(view: View, report: GateReport, evidence: Evidence, plan: Mapping[Pag
                 planned=record.planned[moved[0]],
                 found=record.found.get(moved[0]),
             )
+
+
+def _of_binds(binds: Binds) -> list[PlanRecord]:
+    """Plans that admissions executed on pages registered anew since the look-up, one a request."""
+    moved: dict[str, list[BindConflict]] = {}
+    for item in binds.conflicts:
+        if item.checked == item.bound and item.stamp_checked != item.stamp_bound:
+            moved.setdefault(item.request, []).append(item)
+    return [
+        PlanRecord(
+            id=f"bind of {request}",
+            planned={item.checked: item.stamp_checked for item in items},
+            found={item.bound: item.stamp_bound for item in items},
+            executed=True,
+        )
+        for request, items in moved.items()
+    ]
 
 
 def _binds(report: GateReport, evidence: Evidence) -> None:
@@ -130,11 +154,12 @@ def _binds(report: GateReport, evidence: Evidence) -> None:
 def _graphs(view: View, report: GateReport, evidence: Evidence) -> None:
     """KV531, KV532."""
     graphs = evidence.graphs
+    uncaptured = evidence.missing.get("graphs", "no graph was captured (the engine may run without)")
     if graphs is None:
-        reason = evidence.missing.get("graphs", "no captured graph was read (the engine may run without)")
-        report.cannot(("KV531", "KV532"), reason)
+        report.cannot(["KV531"], uncaptured)
+        report.cannot(["KV532"], evidence.missing.get("padding", uncaptured))
         return
-    report.looked("KV531", len(graphs.buffers), empty="no graph was captured")
+    report.looked("KV531", len(graphs.buffers), empty=uncaptured)
     for buffer in graphs.buffers:
         if buffer.captured != buffer.now:
             report.add("KV531", name=buffer.name, captured=hex(buffer.captured), now=hex(buffer.now))

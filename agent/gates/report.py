@@ -68,9 +68,19 @@ class GateReport:
         pages: Iterable[int] = (),
         group: int | None = None,
         tokens: tuple[Tokens, Tokens] | None = None,
+        harmless: bool = False,
         **values: str | float | None,
     ) -> None:
-        """Add a finding; the catalogue's sentence is filled in with ``values`` (and with ``page``, ``group``)."""
+        """Add a finding; the catalogue's sentence is filled in with ``values`` (and with ``page``, ``group``).
+
+        Args:
+            code: Which one.
+            pages: Pages that it is about.
+            group: Group that it is about.
+            tokens: Range of tokens that it is about.
+            harmless: Output is right in this instance of an error: a warning, whatever is on record.
+            values: What the sentence needs, and more.
+        """
         entry = CATALOGUE[code]
         named = tuple(PageId(int(page)) for page, _ in zip(pages, range(MAX_PAGES), strict=False))
         filled: dict[str, str | int | float | None] = dict(values)
@@ -83,6 +93,8 @@ class GateReport:
         for name in _GROUP_FIELDS & shown.keys():
             shown[name] = self._group_name(shown[name])
         severity, experimental = severity_of(entry, self._engine, self._record)
+        if harmless and entry.severity is Severity.ERROR:
+            severity, experimental = Severity.WARNING, False
         if self._torn:
             severity, experimental = _TORN_STEP[severity], True
             filled["torn"] = _TORN

@@ -20,6 +20,7 @@ PLANTS: dict[str, Plant] = dict(sorted((PAGE_PLANTS | EVIDENCE_PLANTS).items()))
 """Every fault that can be planted, by code."""
 
 COMPANIONS: dict[str, frozenset[str]] = {
+    "KV113": frozenset({"KV521"}),
     "KV307": frozenset({"KV305"}),
     "KV402": frozenset({"KV405"}),
 }

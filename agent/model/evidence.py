@@ -286,6 +286,8 @@ class Evidence:
     lookups: tuple[EngineLookup, ...] | None = None
     weights: Weights | None = None
     tensors: tuple[WorkerTensor, ...] | None = None
+    ranks: tuple[int, ...] | None = None
+    """Ranks of the workers that described their tensors, those that have none among them; None: nobody listed them."""
     contract: Contract | None = None
     transfers: tuple[Transfer, ...] | None = None
     binds: Binds | None = None
@@ -299,5 +301,7 @@ class Evidence:
     """Recovery route that each state went through (reference engine)."""
     rewindable: Mapping[GroupId, bool] | None = None
     """Whether a sparse group can be rewound by a draft; None: the engine does not say."""
+    drafts: bool | None = None
+    """The engine drafts tokens, with a model or without one; None: groups that are a draft's tell."""
     missing: Mapping[str, str] = field(default_factory=dict)
     """Why a part is None, by field name: shown as the reason of the abstention."""

@@ -44,7 +44,8 @@ def reason_at(geometry: Geometry, rule: GroupRule, tokens: Tokens, ghost: Ghost 
         key_at: The request's keys.
 
     Returns:
-        What was lost, ``not_retained`` where the group never registered it, or ``unknown``.
+        What was lost, ``not_retained`` where a group that keeps only some states never registered it, ``alignment``
+        where the boundary lies inside a page that was only ever whole, or ``unknown``.
     """
     group, missing = rule.group, rule.missing(tokens)
     lost = lost_reason(group)
@@ -59,11 +60,19 @@ def reason_at(geometry: Geometry, rule: GroupRule, tokens: Tokens, ghost: Ghost 
         return _inside_a_block(group, fate, lost)
     if False in fate.values():
         # Had it all been kept since, this boundary would still not be usable.
-        return Reason.NOT_RETAINED
+        return Reason.NOT_RETAINED if keeps_some_only(group) else Reason.UNKNOWN
     doubtful = [end for end, seen in fate.items() if seen is None]
     if not doubtful or must_have_registered(geometry, group, tokens):
         return lost
     return lost if _one_run(geometry, rule, tokens, doubtful, fate) else Reason.UNKNOWN
+
+
+def keeps_some_only(group: Group) -> bool:
+    """Tell whether a group has a retention rule: windows and checkpoints are kept at some boundaries only.
+
+    Full and chunked groups register every page that is full: one of theirs that is not there was lost, or is not full.
+    """
+    return group.kind in {ResumeKind.WINDOW, ResumeKind.RECURRENT}
 
 
 def must_have_registered(geometry: Geometry, group: Group, tokens: Tokens) -> bool:
@@ -86,11 +95,15 @@ def _fate(ghost: Ghost | None, group: Group, key: bytes | None) -> bool | None:
 
 
 def _inside_a_block(group: Group, fate: dict[Tokens, bool | None], lost: Reason) -> Reason:
-    """A hit that would end inside a block: any of several keys would have done, so one that was lost is the reason."""
+    """A hit that would end inside a block: any of several keys would have done, so one that was lost is the reason.
+
+    Where none of them ever was, the request that computed this boundary went on to the end of a page of its own: this
+    group's pages are shared whole, which is so by design.
+    """
     whole = [seen for end, seen in fate.items() if end % group.block_size == 0]
     if True in fate.values() or (whole and None in whole and len(whole) == len(fate)):
         return lost
-    return Reason.UNKNOWN if None in fate.values() else Reason.NOT_RETAINED
+    return Reason.UNKNOWN if None in fate.values() else Reason.ALIGNMENT
 
 
 def _one_run(

@@ -216,11 +216,12 @@ class VllmAdapter:
         """Return the stamp of a page; only with a feed."""
         return int(self._probe.feed.stamp_of(page))
 
-    def _stamps_of_bind(self, page: int) -> tuple[int, int]:
-        """Stamps of a page at the last look-up and now: what this step registered has not been folded yet."""
+    def _stamps_of_bind(self, pages: Sequence[int]) -> list[tuple[int, int]]:
+        """Stamps of pages at the last look-up and now: what this step registered has not been folded before."""
         if not self.has_feed:
-            return 0, 0
-        return int(self._probe.feed.stamps.page_stamps[page]), self.stamp_of(page)
+            return [(0, 0)] * len(pages)
+        before = [int(self._probe.feed.stamps.page_stamps[page]) for page in pages]
+        return list(zip(before, map(self.stamp_of, pages), strict=True))
 
     def hash_table(self) -> list[tuple[bytes, Any]]:
         """Copy the engine's hash table: key with group, and its page or a copy of its pages."""

@@ -12,7 +12,7 @@ end, a window from its start).
 
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 from ...model.evidence import BindConflict, Binds
@@ -27,10 +27,12 @@ class Bound:
 
     Args:
         manager: The engine's ``KVCacheManager``.
-        stamps: Gives the stamps of a page at the check and now; None: there is no feed, stamps are 0.
+        stamps: Gives the stamps of pages at the check and now, asked once an admission; None: stamps are 0.
     """
 
-    def __init__(self, manager: Any, stamps: Callable[[int], tuple[int, int]] | None = None) -> None:
+    def __init__(
+        self, manager: Any, stamps: Callable[[Sequence[int]], Sequence[tuple[int, int]]] | None = None
+    ) -> None:
         self._managers = tuple((one, _reach(one)) for one in manager.coordinator.single_type_managers)
         self._pool = manager.block_pool
         self._stamps = stamps
@@ -58,6 +60,7 @@ class Bound:
             return
         found, name = self._found, request.request_id
         self._request, self._found = None, ()
+        moved: list[tuple[Any, Any]] = []
         for number, ((manager, reach), pages) in enumerate(zip(self._managers, found, strict=False)):
             # The last page is copied where a hit ends inside it: whole pages are bound as they are.
             count = min(len(pages), usable // manager.block_size)
@@ -71,7 +74,9 @@ class Bound:
                 or not self._carries(pages[last], request, number, count * manager.block_size)
                 or not self._carries(pages[first], request, number, (first + 1) * manager.block_size)
             ):
-                self._examine(request, number, pages[:count], table)
+                moved += self._examine(request, number, pages[:count], table)
+        if moved:
+            self._conflicts_of(name, moved)
 
     def _carries(self, page: Any, request: Any, group: int, end: int) -> bool:
         """Tell whether a page still is the page of this request that ends at ``end`` tokens."""
@@ -83,28 +88,33 @@ class Bound:
             page.block_id, ()
         )
 
-    def _examine(self, request: Any, group: int, pages: Sequence[Any], table: Sequence[Any]) -> None:
-        """Name the pages that differ, one by one. A page that the engine skips is a null page in the table."""
+    def _examine(
+        self, request: Any, group: int, pages: Sequence[Any], table: Sequence[Any]
+    ) -> Iterator[tuple[Any, Any]]:
+        """Name the pages that differ, as checked and as bound. A page that the engine skips is a null page there."""
         size = self._managers[group][0].block_size
         for place, (page, held) in enumerate(zip(pages, table, strict=False)):
             if held.is_null:
                 continue
             if held is not page:
-                self._conflict(request, page, held)
+                yield page, held
             elif not self._carries(page, request, group, (place + 1) * size):
-                self._conflict(request, page, page)
+                yield page, page
 
-    def _conflict(self, request: Any, checked: Any, bound: Any) -> None:
-        before, after = (0, 0) if self._stamps is None else self._stamps(bound.block_id)
-        self.total += 1
-        self._conflicts.append(
+    def _conflicts_of(self, request: Any, moved: Sequence[tuple[Any, Any]]) -> None:
+        """Note all of one admission at once: its stamps at the check are gone once anybody asks for those of now."""
+        pages = [bound.block_id for _, bound in moved]
+        stamps = [(0, 0)] * len(pages) if self._stamps is None else self._stamps(pages)
+        self.total += len(moved)
+        self._conflicts.extend(
             BindConflict(
-                request=str(request.request_id),
+                request=str(request),
                 checked=PageId(checked.block_id),
                 bound=PageId(bound.block_id),
                 stamp_checked=before,
                 stamp_bound=after,
             )
+            for (checked, bound), (before, after) in zip(moved, stamps, strict=True)
         )
 
     def evidence(self) -> Binds:

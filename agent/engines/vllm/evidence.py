@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from ...model.evidence import Admission, Binds, Evidence, IdentityProbe, TierReport, Transfer, Weights
+from ...model.states import GroupId, ResumeKind, State
 from . import admission, offload
 
 if TYPE_CHECKING:
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
 CAUGHT: Final = (AttributeError, TypeError, ValueError, LookupError, RuntimeError, AssertionError)
 
 FIXED: Final = {
-    "plans": "no plan was judged: binds are compared instead, and `kvctl invalidate` judges its own plans",
-    "recovery": "this engine does not tell which route brought a state back",
+    "recovery": "vLLM has no routes by state: what is missing is computed again, or loaded through the connector",
+    "cap": "vLLM pins no cached page and has no cap: what nobody holds can be taken at once",
+    "padding": "the workers' block tables were not read",
 }
 """What vLLM never tells."""
 
@@ -36,8 +38,9 @@ class Reader:
     def read(self) -> Evidence:
         """Read everything."""
         adapter = self._adapter
-        self._missing = {**FIXED, "graphs": self._graphs(), "rewindable": self._rewindable()}
+        self._missing = {**FIXED, "graphs": self._graphs()}
         transfers, tiers = self._tiers()
+        rewindable: dict[GroupId, bool] | None = self._part("rewindable", self._rewindable)
         admitted: Admission | None = self._part("admission", lambda: admission.read(adapter.scheduler))
         return Evidence(
             weights=self._weights(),
@@ -46,6 +49,8 @@ class Reader:
             admission=admitted,
             transfers=transfers,
             tiers=tiers,
+            rewindable=rewindable,
+            drafts=self._drafts(),
             missing=self._missing,
         )
 
@@ -111,7 +116,21 @@ class Reader:
             return "this engine runs eagerly: it captures no graph"
         return f"buffers of captured graphs on {device} were never seen by this version of kvctl"
 
-    def _rewindable(self) -> str:
-        if getattr(self._adapter.core.vllm_config, "speculative_config", None) is None:
-            return "this engine drafts nothing, so nothing is rewound"
-        return "vLLM does not say which groups a draft can rewind"
+    def _rewindable(self) -> dict[GroupId, bool] | None:
+        """Tell which groups with a state that folds tokens in can take drafted ones back."""
+        if not self._drafts():
+            self._missing["rewindable"] = "this engine drafts nothing, so nothing is rewound"
+            return None
+        managers = self._adapter.scheduler.kv_cache_manager.coordinator.single_type_managers
+        able: dict[GroupId, bool] = {}
+        for group, manager in zip(self._adapter.groups().groups, managers, strict=True):
+            if group.kind is ResumeKind.RECURRENT:
+                # With pages for the states after each drafted token there is one to go back to.
+                able[group.id] = int(manager.kv_cache_spec.num_speculative_blocks) > 0
+            elif group.tokens_per_entry > 1 or group.state in {State.TAIL, State.UNKNOWN}:
+                self._missing["rewindable"] = f"vLLM does not say whether a draft can rewind group {group.name}"
+                return None
+        return able
+
+    def _drafts(self) -> bool:
+        return getattr(self._adapter.core.vllm_config, "speculative_config", None) is not None

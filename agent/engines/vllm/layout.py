@@ -8,7 +8,9 @@ The scheduler's copy of a mixed group's spec shows one layer only; the worker's 
 
 from collections.abc import Iterator
 from math import lcm
-from typing import Any
+from typing import Any, Final
+
+from .rows import padding_rows
 
 MAX_TENSORS = 4096
 """Rows of one answer: a bound, not an expectation."""
@@ -20,12 +22,16 @@ _BULK_COPY_BYTES = 16
 """Alignment of a global address for bulk copies (CUDA programming guide, tensor memory access)."""
 
 
+_CAUGHT: Final = (AttributeError, TypeError, ValueError, RuntimeError, LookupError, AssertionError, ImportError)
+
+
 def layout(worker: Any) -> dict[str, Any]:
-    """Describe every cache tensor of one worker.
+    """Describe every cache tensor of one worker, and the padding rows of its block tables.
 
     Returns:
-        ``{"rank", "tensors": [...], "error": None}``; a row has the fields of ``agent.model.evidence.WorkerTensor``.
-        Where something could not be read, ``error`` says what, and there are no rows.
+        ``{"rank", "tensors": [...], "error": None, "padding": [...]}``; a row has the fields of
+        ``agent.model.evidence.WorkerTensor``. Where something could not be read, ``error`` says what, and there are no
+        rows; in the place of ``padding`` stands the reason then.
     """
     rank = int(getattr(worker, "rank", 0))
     device = str(getattr(getattr(worker, "device", None), "type", None) or "unknown")
@@ -34,9 +40,17 @@ def layout(worker: Any) -> dict[str, Any]:
         return {"rank": rank, "tensors": [], "error": error}
     try:
         rows = list(_rows(worker.model_runner, rank))[:MAX_TENSORS]
-    except (AttributeError, TypeError, ValueError, RuntimeError, LookupError, AssertionError, ImportError) as error:
-        return {"rank": rank, "tensors": [], "error": f"{type(error).__name__}: {error}"[:300]}
-    return {"rank": rank, "tensors": rows, "error": None}
+    except _CAUGHT as error:
+        return {"rank": rank, "tensors": [], "error": _said(error)}
+    try:
+        padding: list[dict[str, Any]] | str = list(padding_rows(worker.model_runner))
+    except _CAUGHT as error:
+        padding = f"this runner keeps its block tables in another way: {_said(error)}"
+    return {"rank": rank, "tensors": rows, "error": None, "padding": padding}
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:300]
 
 
 def _rows(runner: Any, rank: int) -> Iterator[dict[str, Any]]:

@@ -156,8 +156,43 @@ def test_a_page_is_given_away_before_it_is_bound(engine: Engine, session: Sessio
     assert found.keys() == {"KV113"}
     assert taken[0] in found["KV113"].pages
     assert str(found["KV113"].values["request"]).startswith("away1")
+    assert "was gone when it was bound, still under generation " in found["KV113"].sentence
     engine.probe.adapter.bound._conflicts.clear()
     assert look(session)[1] == {}
+
+
+def test_pages_get_another_owner_before_they_are_bound(engine: Engine, session: Session) -> None:
+    """Somebody else registers the pages between check and use: of each both generations are named, and they differ."""
+    ids = prompt("other owner", 10 * BLOCK + 5)
+    engine.run("owned0", ids)
+    engine.add("thief", prompt("thief", 10 * BLOCK + 5), tokens=40)
+    engine.step(3)
+    pool, requests = manager_of(engine).block_pool, engine.core.scheduler.requests
+    thief = next(request for name, request in requests.items() if name.startswith("thief"))
+
+    def give_away(groups: Any) -> None:
+        pages, held = groups[FULL], []
+        while any(page._block_hash is not None for page in pages[-3:]):
+            held += pool.get_new_blocks(1)
+        pool.cache_full_blocks(thief, pages[-3:], 0, 3, BLOCK, FULL)
+        pool.free_blocks(reversed(held))
+
+    with_allocation(engine, give_away, lambda: engine.run_beside("owned1", ids))
+    engine.finish()
+    bound = engine.probe.adapter.bound
+    moved = [item for item in bound.evidence().conflicts if item.checked == item.bound]
+    stolen = [item for item in moved if item.stamp_checked != item.stamp_bound]
+    assert len(stolen) >= 3
+    assert all(item.stamp_checked < item.stamp_bound for item in stolen)
+    looked, found = look(session)
+    assert {"KV113", "KV521"} <= found.keys()
+    assert looked["KV521"] == looked["KV522"] > 0
+    assert {item.bound for item in stolen} == set(found["KV521"].pages)
+    if moved[0] in stolen:
+        first = moved[0]
+        how = f"generation {first.stamp_checked} when checked, {first.stamp_bound} when bound"
+        assert found["KV113"].sentence.endswith(how)
+    bound._conflicts.clear()
 
 
 def test_a_hasher_that_forgets_the_salt(engine: Engine, session: Session) -> None:
