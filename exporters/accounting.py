@@ -56,7 +56,7 @@ def tally(decisions: Iterable[Decision], geometry: Geometry) -> Counter[str]:
         if decision.engine_usable != decision.usable and not decision.skipped:
             kind = "more" if decision.engine_usable > decision.usable else "less"
             adds[key_of("reuse_disagreements", {"kind": kind})] += 1
-        if decision.usable < decision.logical:
+        if decision.degraded:
             adds[key_of("degradations", _where(geometry, decision.limiting_group))] += 1
     return adds
 

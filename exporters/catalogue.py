@@ -163,7 +163,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     ),
     _counter(
         "degradations",
-        "Explained decisions with usable below logical, by limiting group.",
+        "Explained decisions that lost cached tokens, and not by design, by limiting group.",
         "state",
         "group",
         unit=_DECISION,

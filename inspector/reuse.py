@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent.model.decision import BY_DESIGN, Decision, Outcome, Phase, Reason
+from agent.model.groups import Geometry
 from agent.model.states import GroupId, Tokens
 
 NOT_CACHED = frozenset(
@@ -48,6 +49,11 @@ class Reuse:
     """Degraded decisions by limiting group."""
 
     @property
+    def short(self) -> Tokens:
+        """Tokens that were cached and could not be used, those lost by design left out."""
+        return max(sum(self.lost.values()), self.logical - self.usable - self.by_design)
+
+    @property
     def logical_ratio(self) -> float | None:
         """Logical over looked-up tokens; None without explained decisions."""
         return self.logical / self.lookup if self.lookup else None
@@ -61,6 +67,12 @@ class Reuse:
     def usable_of_logical(self) -> float | None:
         """Usable over logical tokens: 1 is an engine that loses nothing. None where nothing was cached."""
         return self.usable / self.logical if self.logical else None
+
+
+def too_much(geometry: Geometry, item: Decision) -> bool:
+    """Whether the engine reused what the rules forbid; with drafts ours includes a margin, so nothing follows there."""
+    drafts = any(group.draft for group in geometry.groups)
+    return not drafts and not item.skipped and item.usable is not None and item.engine_usable > item.usable
 
 
 def sum_up(decisions: Sequence[Decision], *, phase: Phase | None = None) -> Reuse:
@@ -79,7 +91,7 @@ def sum_up(decisions: Sequence[Decision], *, phase: Phase | None = None) -> Reus
                 absent[reason] += tokens
             else:
                 lost[reason, group] += tokens
-        if (item.logical or 0) > item.engine_usable and item.reason not in BY_DESIGN:
+        if item.degraded:
             degraded[item.limiting_group] += 1
     return Reuse(
         decisions=len(picked),

@@ -1,14 +1,20 @@
 """The cases as files, as somebody would send them: opened by the commands, each says what its case is."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agent.codec import to_plain
-from inspector.store import load
+from agent.model.decision import Outcome, Reason
+from agent.model.states import GroupId
+from exporters.accounting import tally
+from inspector.reuse import sum_up
+from inspector.store import load, save
 from tests.support import cases
 from tests.support.case_files import FOLDER, path_of
 from tests.support.cli import Runner, check_schema
+from tests.support.snapshots import decision
 
 
 @pytest.fixture
@@ -52,6 +58,33 @@ def test_a_decision_that_took_too_much_says_so(run: Runner, name: str) -> None:
         assert "reused 3,072 tokens" in text
         assert "2,048 only" in text
         assert "kvctl explain KV305" in text
+
+
+def test_wrong_reuse_is_said_first(run: Runner) -> None:
+    """Overview and log of a wrong reuse name the danger, and advise nothing against what limited it."""
+    text = run("inspect", "--snapshot", path_of("5")).out
+    assert "1 decision reused 1,024 tokens more than every group can resume" in text
+    assert "more pages" not in text
+    text = run("decisions", "--snapshot", path_of("5")).out
+    assert "KV305" in text
+    assert "DANGER" not in run("inspect", "--snapshot", path_of("2")).out
+
+
+def test_a_loss_by_design_is_no_degradation(run: Runner, tmp_path: Path) -> None:
+    """A decision that loses to boundaries only is neither degraded nor counted as a loss, beside one that is."""
+    dense = decision(2, "dense", Outcome.REUSE, 2_050, 2_000, 1_792)
+    dense = replace(dense, reason=None, lost=((Reason.ALIGNMENT, None, 208),))
+    worse = replace(dense, lost=((Reason.ALIGNMENT, None, 100), (Reason.WINDOW_HOLE, GroupId(0), 108)))
+    assert not dense.degraded
+    assert worse.degraded
+    snapshot = replace(load(path_of("2")), decisions=(dense,))
+    save(snapshot, path := tmp_path / "dense.kvsnap")
+    text = run("inspect", "--snapshot", path).out
+    assert "everything that was cached could be used" in text
+    assert "208 tokens by design" in text
+    assert sum_up([dense, worse]).degraded.total() == 1
+    adds = tally([dense, worse], snapshot.geometry)
+    assert sum(number for key, number in adds.items() if key.startswith("degradations")) == 1
 
 
 def test_a_prefix_off_the_boundaries_is_not_called_usable(run: Runner) -> None:

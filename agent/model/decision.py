@@ -138,3 +138,11 @@ class Decision:
     fidelity: Fidelity | None = None
     chain: tuple[bytes, ...] | None = None
     """Keys of the request at each hash unit, sampled; never printed without ``--reveal``."""
+
+    @property
+    def degraded(self) -> bool:
+        """Whether something that was cached could not be used, and not by design."""
+        if self.logical is None or self.logical <= self.engine_usable:
+            return False
+        designed = sum(tokens for reason, _, tokens in self.lost if reason in BY_DESIGN)
+        return self.reason not in BY_DESIGN and self.logical - self.engine_usable > designed

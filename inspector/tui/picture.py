@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from agent.model.decision import BY_DESIGN, Decision
+from agent.model.decision import Decision
 from agent.model.snapshot import Snapshot
 
 from ..report import Report
@@ -65,7 +65,7 @@ class Picture:
     def lossy(self) -> Decision | None:
         """The latest decision that lost something that was cached."""
         for item in reversed(self.snapshot.decisions or ()):
-            if item.logical is not None and item.logical > item.engine_usable and item.reason not in BY_DESIGN:
+            if item.degraded:
                 return item
         return None
 

@@ -13,6 +13,7 @@ from agent.model.snapshot import Snapshot
 from ..explain import OUTCOMES, REASONS
 from ..format import UNKNOWN, bar, count, duration, when
 from ..report import Cell, Column, Facts, Json, Kind, Prose, Report, Table, Tone, Value
+from ..reuse import too_much
 from .common import group_name, head, notes, short
 
 COLUMNS = (
@@ -34,6 +35,9 @@ COLUMNS = (
     Column(header="AT", kind=Kind.TIME, wide=True),
 )
 """Columns of the list; at 80 columns what fits: outcome, the three numbers, why, and who."""
+
+WRONG_REUSE = "KV305"
+"""Stands in the place of a reason where the engine reused more than every group can resume."""
 
 _TONES = {Outcome.REUSE: Tone.GOOD, Outcome.PARTIAL: Tone.WARN, Outcome.RECOMPUTE: Tone.BAD}
 
@@ -68,18 +72,20 @@ _UNEXPLAINED = "note: logical hits are known for requests that come while somebo
 
 def row_of(geometry: Geometry, item: Decision) -> list[Value]:
     """Return one decision as a row of :data:`COLUMNS`."""
-    degraded = item.logical is not None and item.logical > item.engine_usable and item.reason not in BY_DESIGN
     reason = None if item.reason is None else item.reason.value
     if item.skipped:
         reason = "skipped"
+    wrong = too_much(geometry, item)
+    if wrong:  # what limits the prefix did not limit the engine
+        reason = WRONG_REUSE
     return [
         str(item.id),
         item.time_ns,
         Cell(item.outcome.value, _TONES.get(item.outcome, Tone.PLAIN)),
         item.lookup_tokens,
         item.logical,
-        Cell(item.engine_usable, Tone.BAD if degraded else Tone.PLAIN),
-        reason,
+        Cell(item.engine_usable, Tone.BAD if wrong or item.degraded else Tone.PLAIN),
+        Cell(reason, Tone.BAD) if wrong else reason,
         item.request,
         group_name(geometry, item.limiting_group),
         None if item.limiting_state is None else item.limiting_state.value,
@@ -141,14 +147,14 @@ def story(snapshot: Snapshot, item: Decision) -> Report:
     facts: list[tuple[str, Sequence[str | Cell]]] = [
         ("DECISION", [f"{item.id}, {when(item.time_ns)}, step {count(item.step)}, {item.phase} admission"]),
         ("REQUEST", [short(item.request, 60)]),
-        ("OUTCOME", [Cell(f"{item.outcome}: {OUTCOMES[item.outcome]}", _TONES.get(item.outcome, Tone.PLAIN))]),
-        ("TOKENS", _token_lines(item)),
+        ("OUTCOME", [_outcome_line(geometry, item)]),
+        ("TOKENS", _token_lines(item, wrong=too_much(geometry, item))),
     ]
     if item.per_group is not None:
         facts.append(("GROUPS", _group_lines(geometry, item)))
     if item.waterfall:
         facts.append(("WATERFALL", [_step_line(geometry, step) for step in item.waterfall]))
-    if _too_much(geometry, item):
+    if too_much(geometry, item):
         facts.append(("DANGER", _danger_lines(item)))
     if item.reason is not None:
         entry = REASONS[item.reason]
@@ -169,24 +175,29 @@ def story(snapshot: Snapshot, item: Decision) -> Report:
     )
 
 
-def _too_much(geometry: Geometry, item: Decision) -> bool:
-    """Whether the engine reused what the rules forbid; with drafts ours includes a margin, so nothing follows there."""
-    drafts = any(group.draft for group in geometry.groups)
-    return not drafts and not item.skipped and item.usable is not None and item.engine_usable > item.usable
-
-
 def _danger_lines(item: Decision) -> list[str | Cell]:
     text = f"the engine reused {count(item.engine_usable)} tokens, every group together can resume "
-    return [Cell(f"{text}{count(item.usable)} only: the answer cannot be trusted", Tone.BAD), "kvctl explain KV305"]
+    return [
+        Cell(f"{text}{count(item.usable)} only: the answer cannot be trusted", Tone.BAD),
+        f"kvctl explain {WRONG_REUSE}",
+    ]
 
 
-def _token_lines(item: Decision) -> list[str | Cell]:
+def _outcome_line(geometry: Geometry, item: Decision) -> Cell:
+    if too_much(geometry, item):
+        return Cell(f"{item.outcome}: more was reused than every group can resume ({WRONG_REUSE})", Tone.BAD)
+    return Cell(f"{item.outcome}: {OUTCOMES[item.outcome]}", _TONES.get(item.outcome, Tone.PLAIN))
+
+
+def _token_lines(item: Decision, *, wrong: bool) -> list[str | Cell]:
     def line(name: str, tokens: int | None) -> str:
         ratio = None if tokens is None or not item.lookup_tokens else tokens / item.lookup_tokens
         return f"{name:<11} {bar(ratio, 24)} {count(tokens):>9}"
 
     lines: list[str | Cell] = [line("looked up", item.lookup_tokens), line("logical hit", item.logical)]
-    lines.append(line("usable hit", item.engine_usable))
+    lines.append(line("usable hit", item.usable if wrong else item.engine_usable))
+    if wrong:
+        lines.append(Cell(line("reused", item.engine_usable), Tone.BAD))
     if item.external:
         lines.append(line("other tiers", item.external))
     return lines

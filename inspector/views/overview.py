@@ -9,7 +9,7 @@ from agent.model.snapshot import Snapshot
 from ..explain import REASONS
 from ..format import UNKNOWN, bar, count, percent, plural, size
 from ..report import Block, Cell, Facts, Json, Report, Tone
-from ..reuse import Reuse, sum_up
+from ..reuse import Reuse, sum_up, too_much
 from .common import capture_line, engine_line, group_name, head, notes, off_reasons, usable_pages
 
 GOOD_RATIO = 0.95
@@ -56,9 +56,21 @@ def _reuse_facts(snapshot: Snapshot, reuse: Reuse | None) -> list[tuple[str, lis
             "  explains each request from now on",
         ]
         return [("REUSE", [text, line]), ("DO", [*hint])]
-    facts = [("REUSE", _bars(reuse)), ("WHY", _why(snapshot, reuse))]
-    do = _what_to_do(reuse)
+    danger = _danger(snapshot)
+    facts = [("REUSE", _bars(reuse)), *danger, ("WHY", _why(snapshot, reuse))]
+    # What limited a prefix that was reused all the same is no loss: nothing is to be done about it.
+    do = [] if danger and not reuse.degraded else _what_to_do(reuse)
     return [*facts, ("DO", do)] if do else facts
+
+
+def _danger(snapshot: Snapshot) -> list[tuple[str, list[str | Cell]]]:
+    """Say first of all that prefixes were reused which not every group could resume."""
+    wrong = [item for item in snapshot.decisions or () if too_much(snapshot.geometry, item)]
+    if not wrong:
+        return []
+    beyond = sum(item.engine_usable - (item.usable or 0) for item in wrong)
+    text = f"{plural(len(wrong), 'decision')} reused {count(beyond)} tokens more than every group can resume: "
+    return [("DANGER", [Cell(f"{text}these answers cannot be trusted", Tone.BAD), "kvctl validate"])]
 
 
 def _bars(reuse: Reuse) -> list[str | Cell]:
@@ -84,17 +96,17 @@ def _bars(reuse: Reuse) -> list[str | Cell]:
 
 def _why(snapshot: Snapshot, reuse: Reuse) -> list[str | Cell]:
     absent = _absent(reuse)
+    if reuse.by_design:
+        absent.append(f"{plural(reuse.by_design, 'token')} by design: boundaries, last tokens, the margin of drafts")
     degraded = sum(reuse.degraded.values())
-    if not degraded and not reuse.lost:
-        return ["everything that was cached could be used", *absent]
+    if not degraded and reuse.usable >= reuse.logical - reuse.by_design:
+        return ["everything that was cached could be used" if reuse.logical else "nothing of it was cached", *absent]
     worst, times = max(reuse.degraded.items(), key=lambda item: item[1], default=(None, 0))
     name = group_name(snapshot.geometry, worst)
-    where = f"in {degraded} of {plural(reuse.explained, 'decision')}"
-    lines: list[str | Cell] = [
-        f"{count(reuse.logical - reuse.usable)} tokens were cached and could not be used, {where}"
-    ]
+    where = f", in {count(degraded)} of {plural(reuse.explained, 'decision')}" if degraded else ""
+    lines: list[str | Cell] = [f"{count(reuse.short)} tokens were cached and could not be used{where}"]
     if name is not None:
-        lines.append(f"{name} limits {times} of them")
+        lines.append(f"{name} limits {count(times)} of them")
     for (reason, group), tokens in sorted(reuse.lost.items(), key=lambda item: -item[1])[:3]:
         place = group_name(snapshot.geometry, group) or "no single group"
         lines.append(f"{count(tokens):>9} {reason} in {place}: {REASONS[reason].title}")
@@ -113,6 +125,8 @@ def _main_reason(reuse: Reuse) -> Reason | None:
     by_reason: dict[Reason, int] = {}
     for (reason, _), tokens in reuse.lost.items():
         by_reason[reason] = by_reason.get(reason, 0) + tokens
+    if not by_reason and not reuse.logical:  # nothing was there: what could be changed about that
+        by_reason = {reason: tokens for reason, tokens in reuse.absent.items() if reason is not Reason.COLD}
     return max(by_reason, key=lambda reason: by_reason[reason], default=None)
 
 
