@@ -87,8 +87,50 @@ def test_a_loss_by_design_is_no_degradation(run: Runner, tmp_path: Path) -> None
     assert sum(number for key, number in adds.items() if key.startswith("degradations")) == 1
 
 
-def test_a_prefix_off_the_boundaries_is_not_called_usable(run: Runner) -> None:
-    """`kvctl inspect prefix` of a page between two boundaries does not say that all of it can be used."""
-    ran = run("inspect", "prefix", "page:1", "--snapshot", path_of("2"))
-    assert "no page is known at a boundary" in ran.out
+def test_a_prefix_off_the_boundaries_is_not_called_usable(run: Runner, tmp_path: Path) -> None:
+    """`kvctl inspect prefix` of a page between two boundaries does not say that all of it can be used.
+
+    Where a decision tells the keys before it, the last boundary is judged, and not by what a longer one lacked.
+    """
+    file = tmp_path / "alone.kvsnap"
+    save(replace(cases.case_2(), decisions=None), file)
+    ran = run("inspect", "prefix", "page:1", "--snapshot", file)
+    assert "usable is unknown" in ran.out
     assert "everything that is cached can be used" not in ran.out
+    placed = run("inspect", "prefix", "page:1", "--snapshot", path_of("2"))
+    assert "no page of this prefix is known in it for tokens 1,408-1,536" in placed.out
+    assert "says decision" not in placed.out
+
+
+@pytest.mark.parametrize(("name", "reason"), [("2", "window_hole"), ("3", "tail_missing")])
+def test_a_prefix_of_a_file_is_explained_by_the_decision_in_it(run: Runner, name: str, reason: str) -> None:
+    """`kvctl inspect prefix` of a file names the reason from the decision that the file holds."""
+    key = run("inspect", "prefixes", "--snapshot", path_of(name), "-o", "json").json["prefixes"][0]["key"]
+    text = run("inspect", "prefix", key, "--snapshot", path_of(name)).out
+    assert f"{reason}, says decision 1" in text
+    assert f"kvctl explain 1 --snapshot {path_of(name)}" in text
+    assert "decisions -f" not in text
+
+
+def test_pages_that_a_list_places_are_not_missing(run: Runner) -> None:
+    """The keys of a decision and the table of a request place pages that no link leads to."""
+    key = run("inspect", "prefixes", "--snapshot", path_of("3"), "-o", "json").json["prefixes"][0]["key"]
+    found = run("inspect", "prefix", key, "--snapshot", path_of("3"), "-o", "json").json["prefix"]
+    tail = next(item for item in found["details"] if item["group"] == "window4#3")
+    assert (found["pages"], tail["has_pages"], tail["unknown_tokens"]) == (28, 1, [])
+    assert (tail["status"], tail["missing_tokens"]) == ("partial", [[1_788, 1_792]])
+    found = run("inspect", "prefix", "page:34", "--snapshot", path_of("8"), "-o", "json").json["prefix"]
+    assert (found["usable_tokens"], found["pages"]) == (512, 33)
+    assert found["details"][0]["missing_tokens"] == [[512, 528]]
+
+
+def test_what_nobody_can_place_is_unknown(run: Runner, tmp_path: Path) -> None:
+    """Without such a list the pages before a gap are unknown, and so is what of them is usable: never 0."""
+    file = tmp_path / "alone.kvsnap"
+    save(replace(cases.case_8(), requests=None), file)
+    found = run("inspect", "prefix", "page:34", "--snapshot", file, "-o", "json").json["prefix"]
+    assert found["usable_tokens"] is None
+    assert found["details"][0]["unknown_tokens"] == [[0, 512]]
+    text = run("inspect", "prefix", "page:34", "--snapshot", file).out
+    assert "1 of 34, 32 unknown" in text
+    assert "usable is unknown" in text

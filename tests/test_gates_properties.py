@@ -4,6 +4,7 @@ import os
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -163,6 +164,32 @@ def test_a_stranded_pool_is_found() -> None:
     bare.cache(chain, geometry.groups[0], range(16, 1_601, 16))
     found = [finding for result in run(bare.build()) for finding in result.findings]
     assert [(finding.code, finding.group, len(finding.pages)) for finding in found] == [("KV310", GroupId(0), 100)]
+
+
+def test_pages_above_an_unknown_parent_may_be_usable() -> None:
+    """Where a reader joined late, a chain ends before its root: what may lie above is not called stranded."""
+    geometry = Geometry(
+        groups=(group_of(0, ResumeKind.FULL, 16), group_of(1, ResumeKind.WINDOW, 16, window_past_tokens=31)),
+        hash_unit=16,
+        alignment=16,
+    )
+    chain = chain_of("a", 1_600, 16)
+    pool = PoolBuilder(geometry=geometry, pages=512)
+    pool.prompt(chain, 1_600)
+    snapshot = pool.build()
+    pages = snapshot.pages
+    assert pages is not None
+    assert pages.parent is not None
+    parents = np.frombuffer(pages.parent, "<u8").copy()
+    own = (np.frombuffer(pages.group, np.uint8) == 0) & (np.frombuffer(pages.tokens, "<u4") == 1_600)
+    parents[own] = 0
+    late = replace(snapshot, pages=replace(pages, parent=parents.tobytes()))
+    # The last boundary is the only one left that every group holds.
+    windows = (np.frombuffer(pages.group, np.uint8) == 1) & (np.frombuffer(pages.tokens, "<u4") < 1_600)
+    tokens = np.frombuffer(pages.tokens, "<u4").copy()
+    tokens[windows] = 0
+    late = replace(late, pages=replace(late.pages or pages, tokens=tokens.tobytes()))
+    assert "KV310" not in {finding.code for result in run(late) for finding in result.findings}
 
 
 def test_what_was_there_before_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:

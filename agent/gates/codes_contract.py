@@ -35,7 +35,7 @@ CONTRACT_CODES = (
         "first {field}: {pinned} is now {value}",
         cause="The engine was started or updated with another layout, precision, geometry or backend than the one "
         "that was agreed.",
-        confirm="`kvctl fingerprint diff` lists the fields.",
+        confirm="`kvctl fingerprint check` lists the fields.",
         remedy="If the change was meant, pin again; otherwise start the engine as pinned. Tiers filled under the old "
         "contract must not be read.",
         command="kvctl fingerprint pin",

@@ -17,8 +17,8 @@ INTERSECTION_CODES = (
         title="window hole",
         sentence="group {group}: {count} [decision|decisions] lost {lost} tokens to a hole in the window, last request "
         "{request} at tokens {from_tokens}-{to_tokens}",
-        cause="A page of a sliding window was evicted while the full history stayed; without the window nothing "
-        "before the hole can be resumed.",
+        cause="A page of a sliding window was evicted while the full history stayed; no boundary whose window reaches "
+        "into the hole can be resumed.",
         confirm="`kvctl explain` on the decision shows the waterfall; `kvctl inspect prefix SELECTOR` lists the "
         "tokens that are missing.",
         remedy="More pages for the window group, or a denser retention; the rest of the prefix is stranded until "

@@ -21,10 +21,14 @@ PLANTS: dict[str, Plant] = dict(sorted((PAGE_PLANTS | EVIDENCE_PLANTS).items()))
 
 COMPANIONS: dict[str, frozenset[str]] = {
     "KV113": frozenset({"KV521"}),
+    "KV205": frozenset({"KV312"}),
     "KV307": frozenset({"KV305"}),
     "KV402": frozenset({"KV405"}),
 }
 """Codes that the fault of another one brings along by its nature."""
+
+SHARES = frozenset({"KV310"})
+"""Codes about a share of all pages: where it is too high already, a fault in one page may well raise it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +93,7 @@ def _try(snapshot: Snapshot, before: dict[str, list[Finding]], code: str, gate: 
         return PlantResult(code=code, gate=gate, planted=False, found=False, reason=reason)
     after = _found(editor.build())
     new = {name for name, findings in after.items() if _pages(findings) > _pages(before.get(name, []))}
+    new -= SHARES & before.keys()
     also = new - {code} - COMPANIONS.get(code, frozenset())
     # What was there before the fault was planted does not show that the gate sees it.
     found = code in after and after[code] != before.get(code)

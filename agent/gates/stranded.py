@@ -1,7 +1,8 @@
 """Gate 3, stranded pages: full history that no resumable boundary goes through.
 
 Invariant: a page counts as usable when some boundary at or beyond it, on a chain through it, carries a key in every
-required group; that is more than the resume rules ask for, so a stranded page is certainly stranded and the share never
+required group; that is more than the resume rules ask for. Where the walk to the root ends at a page whose parent is
+not known, every page that may lie above counts as usable. So a stranded page is certainly stranded and the share never
 too high. Called by ``agent.gates.intersection``.
 """
 
@@ -39,7 +40,7 @@ def check_stranded(view: View, report: GateReport) -> None:
     report.looked("KV310", total)
     if not others:
         return
-    used = _ancestors(view, index, _resumable(view, index, own, others), dense.id)
+    used = _ancestors(view, index, _resumable(view, index, own, others), dense)
     stranded = index.pages[own & ~used]
     if len(stranded) > THRESHOLD_RATIO * total:
         share = round(100 * len(stranded) / total)
@@ -74,10 +75,13 @@ def _resumable(view: View, index: KeyIndex, own: Flags, others: list[Group]) -> 
     return good
 
 
-def _ancestors(view: View, index: KeyIndex, ends: Flags, group: int) -> Flags:
-    """Mark the places on the way from resumable boundaries to the root; duplicates of a key count together."""
+def _ancestors(view: View, index: KeyIndex, ends: Flags, group: Group) -> Flags:
+    """Mark the places on the way from resumable boundaries to the root, and those that may be on such a way.
+
+    Duplicates of a key count together.
+    """
     parents = np.frombuffer(view.columns.parent or b"", dtype="<u8", count=view.count)[index.pages]
-    above = index.find(parents, group)
+    above = index.find(parents, group.id)
     above[parents == 0] = -1
     canonical = index.canonical
     used = np.zeros(len(index.pages), dtype=np.bool_)
@@ -88,4 +92,7 @@ def _ancestors(view: View, index: KeyIndex, ends: Flags, group: int) -> Flags:
         frontier = frontier[frontier >= 0]
         frontier = np.sort(frontier[~used[frontier]])
         frontier = frontier[np.diff(frontier, prepend=-1) != 0]
-    return used[canonical]
+    used = used[canonical]
+    tokens = view.tokens[index.pages]
+    lost = used & (parents == 0) & (tokens > group.block_size)  # the way goes on from here, nobody knows where
+    return used | (tokens < tokens[lost].max(initial=0))

@@ -68,6 +68,7 @@ def invalidate(
 
     Without --yes the exact pages are shown and nothing is changed. With --yes the plan is carried out in the engine's
     own thread between two steps, and only if no page moved since it was made; otherwise it is refused (exit code 5).
+    A group, a state, stale and all never hold still: they go in parts, and pages that moved are left alone and counted.
     Eviction goes by key and takes duplicates too. Requests that run go on undisturbed.
 
     The engine has to be started with kvctl run --allow-changes. Every change is written to its audit log.
