@@ -69,7 +69,7 @@ class Client:
             raise TargetError(
                 f"the engine of {endpoint.path.name} cannot be used",
                 why=endpoint.reason,
-                next_step="kvctl ps lists the engines of this host",
+                next_step="to list the engines of this host: kvctl ps",
             )
         try:
             self._socket = connect_path(endpoint.path, deadline_s)
@@ -188,7 +188,7 @@ class Client:
             return TargetError(
                 f"engine {endpoint.pid} ended during `{doing}`",
                 why="its process is gone",
-                next_step="kvctl ps lists the engines of this host",
+                next_step="to list the engines of this host: kvctl ps",
             )
         why = "the connection was closed" if error is None else (error.strerror or type(error).__name__).lower()
         return TargetError(

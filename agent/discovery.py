@@ -146,7 +146,7 @@ def endpoint_at(path: Path, *, trusted: Iterable[int] = ()) -> Endpoint:
     raise TargetError(
         f"no engine socket at {path}",
         why=_why_none(path),
-        next_step="kvctl ps lists the engines of this host",
+        next_step="to list the engines of this host: kvctl ps",
     )
 
 

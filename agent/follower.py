@@ -145,7 +145,7 @@ class Follower:
             raise TargetError(
                 "the engine's agent has ended the feed",
                 why="the engine ended, or its probe was switched off",
-                next_step="kvctl ps shows whether it runs",
+                next_step="to see whether it runs: kvctl ps",
             )
 
     def _decided(self, body: bytes) -> None:

@@ -272,7 +272,7 @@ def _by_name(name: str, live: list[Endpoint], deadline_s: float) -> Session:
         session.close()
     if found:
         raise TargetError(f"{len(found)} engines serve this name", why=f"pids {pids}", next_step="name one with --pid")
-    raise TargetError("no engine serves this name", next_step="kvctl ps lists the engines of this host")
+    raise TargetError("no engine serves this name", next_step="to list the engines of this host: kvctl ps")
 
 
 def _none_or_several(live: list[Endpoint], endpoints: list[Endpoint]) -> TargetError:

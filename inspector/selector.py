@@ -35,12 +35,12 @@ ONE_PREFIX = (SelectorKind.HASH, SelectorKind.REQUEST, SelectorKind.PAGE)
 
 
 _FIND = {
-    "hash": ("prefix", "kvctl inspect prefixes lists them"),
-    "request": ("request", "kvctl inspect requests lists them"),
+    "hash": ("prefix", "to list them: kvctl inspect prefixes"),
+    "request": ("request", "to list them: kvctl inspect requests"),
     "tokens": ("file", "write a JSON list of token ids to a file, then tokens:FILE; tokens:- reads it from stdin"),
-    "page": ("page", "kvctl inspect pages lists them"),
-    "group": ("group", "kvctl inspect groups lists them"),
-    "state": ("state", "kvctl inspect states lists them"),
+    "page": ("page", "to list them: kvctl inspect pages"),
+    "group": ("group", "to list them: kvctl inspect groups"),
+    "state": ("state", "to list them: kvctl inspect states"),
 }
 """What a kind without a value lacks, and where to find one."""
 
@@ -124,7 +124,7 @@ def _by_keys(prefixes: Prefixes, keys: tuple[bytes, ...]) -> Mapping[Tokens, int
         raise UsageError(
             "nothing of these tokens is cached",
             why="nobody sent them, they were evicted, or they were sent with another salt or adapter",
-            next_step="kvctl inspect prefixes lists what is cached now",
+            next_step="to list what is cached now: kvctl inspect prefixes",
         )
     return found
 
@@ -135,7 +135,7 @@ def _by_hash(prefixes: Prefixes, selector: Selector) -> int:
         raise UsageError(
             f"no cached prefix has a key that begins with {selector.value}",
             why="it was evicted, or it comes from another engine or another saved file",
-            next_step="kvctl inspect prefixes lists what is cached now",
+            next_step="to list what is cached now: kvctl inspect prefixes",
         )
     if len(found) > 1:
         some = ", ".join(prefixes.nodes.key[node].tobytes().hex()[:16] for node in found[:3])
@@ -201,5 +201,5 @@ def find_request(requests: tuple[RequestInfo, ...] | None, name: str) -> Request
         why="it has finished, or it comes from another engine"
         if requests
         else "no requests were read, or there are none",
-        next_step="kvctl inspect requests lists them",
+        next_step="to list them: kvctl inspect requests",
     )

@@ -39,7 +39,7 @@ def require_torch() -> None:
         raise UnsupportedError(
             "the reference engine needs torch",
             why=f"not installed: {', '.join(missing)}",
-            next_step="pip install '.[reference]' in the checkout of kvctl",
+            next_step="in the checkout of kvctl: pip install '.[reference]'",
         )
 
 

@@ -155,7 +155,7 @@ def libraries() -> Check:
             name="libraries",
             health=Health.PROBLEM,
             detail=f"missing: {', '.join(missing)}",
-            next_step="pip install . in the checkout, with dependencies (an engine's environment does without)",
+            next_step="in the checkout of kvctl, but not in an engine's environment: pip install .",
         )
     return Check(name="libraries", health=Health.OK, detail=", ".join(found))
 
@@ -172,14 +172,14 @@ def engines_installed() -> Check:
             name="engines here",
             health=Health.NOTE,
             detail="no vLLM in this environment",
-            next_step="install the bare wheel beside the engine: pip install --no-deps . in the checkout",
+            next_step="beside the engine, in the checkout of kvctl: pip install --no-deps .",
         )
     if not plugin:
         return Check(
             name="engines here",
             health=Health.PROBLEM,
             detail=f"{', '.join(found)}, but the plugin is not registered",
-            next_step="pip install --no-deps . in the checkout, into this environment",
+            next_step="in the checkout of kvctl, for this environment: pip install --no-deps .",
         )
     return Check(name="engines here", health=Health.OK, detail=f"{', '.join(found)}; the plugin is registered")
 

@@ -158,7 +158,7 @@ def _report_missing_library(name: str) -> NoReturn:
         2,
         f"kvctl: the library {name} is not installed",
         "  why:  kvctl was installed without what it depends on, as an engine's environment needs it",
-        "  next: pip install . in the checkout of kvctl, in an environment of its own or here",
+        "  next: in the checkout of kvctl, in an environment of its own or here: pip install .",
     )
 
 

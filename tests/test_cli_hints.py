@@ -29,7 +29,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
         ("'kvctl inspect groups' prints the unit", "'kvctl inspect groups {}' prints the unit"),
         ("`kvctl inspect groups -o json` shows it", "`kvctl inspect groups -o json {}` shows it"),
         ("kvctl decisions --where reason=cold", "kvctl decisions --where reason=cold {}"),
-        ("kvctl decisions lists them", "kvctl decisions {} lists them"),
+        ("to list them: kvctl decisions", "to list them: kvctl decisions {}"),
         ("kvctl explain 17", "kvctl explain 17 {}"),
         ("kvctl explain window_hole", "kvctl explain window_hole"),
         ("kvctl decisions -f   follows", "kvctl decisions -f   follows"),
@@ -134,7 +134,7 @@ def test_errors_lead_on_in_the_same_file(run: Runner, tmp_path: Path) -> None:
     save(gemma(), file, reveal=True)
     ran = run("explain", "4711", "--snapshot", file)
     assert ran.code == 2
-    assert f"next: kvctl decisions --snapshot {file} lists them" in ran.err
+    assert f"next: to list them: kvctl decisions --snapshot {file}" in ran.err
     ran = run("inspect", "page:3", "--snapshot", file)
     assert f"next: kvctl inspect prefix page:3 --snapshot {file}\n" in ran.err
 

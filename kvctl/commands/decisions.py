@@ -42,7 +42,7 @@ def decisions(
     \b
     KEY is one of
       outcome   reuse, partial, prefetching, recompute, unknown
-      reason    window_hole, not_retained, ... (kvctl explain lists them)
+      reason    window_hole, not_retained, ... (to list them: kvctl explain)
       phase     first, resumed
       group     name or number of the limiting group
       state     compressed, tail, swa, indexer, on_disk

@@ -82,7 +82,7 @@ def _numbered(snapshot: "Snapshot", number: int) -> "Decision":
     item = next((item for item in found if item.id == number), None)
     if item is None:
         known = f"decisions {found[0].id} to {found[-1].id} are remembered" if found else "no decisions are remembered"
-        raise UsageError(f"there is no decision {number}", why=known, next_step="kvctl decisions lists them")
+        raise UsageError(f"there is no decision {number}", why=known, next_step="to list them: kvctl decisions")
     return item
 
 
@@ -93,7 +93,7 @@ def _of_request(snapshot: "Snapshot", name: str) -> "Decision":
     found = called(name, snapshot.decisions or (), lambda item: item.request)
     shown = clean(name)[:60]
     if not found:
-        raise UsageError(f"there is no decision of a request {shown!r}", next_step="kvctl decisions lists them")
+        raise UsageError(f"there is no decision of a request {shown!r}", next_step="to list them: kvctl decisions")
     if len({item.request for item in found}) > 1:
         numbers = ", ".join(str(item.id) for item in found[-5:])
         raise UsageError(

@@ -105,7 +105,7 @@ def inspect(
     if wanted is View.PREFIX and selector is None:
         raise UsageError(
             "inspect prefix needs a SELECTOR",
-            next_step="kvctl inspect prefixes lists them: kvctl inspect prefix hash:…",
+            next_step="kvctl inspect prefixes, then kvctl inspect prefix hash:…",
         )
     if wanted is not View.PREFIX and selector is not None:
         raise UsageError(
