@@ -5,6 +5,7 @@ by :mod:`agent.session`; not thread-safe.
 """
 
 import os
+import select
 import socket
 import struct
 import time
@@ -18,6 +19,9 @@ from .errors import AgentError, DeadlineError, KvctlError, ProtocolError, Target
 
 GRACE_S: Final = 1.0
 """How much longer than the engine's side a call waits: the engine's own sentence is the better one."""
+
+DYING_S: Final = 0.5
+"""How long a process that closed its socket may take to be gone."""
 
 _CREDENTIALS: Final = struct.Struct("3i")
 _CHUNK: Final = 1 << 18
@@ -184,7 +188,7 @@ class Client:
 
     def _gone(self, doing: str, error: OSError | None) -> KvctlError:
         endpoint = self.endpoint
-        if paths.start_ticks(endpoint.pid) != endpoint.start_ticks:
+        if _ended(endpoint):
             return TargetError(
                 f"engine {endpoint.pid} ended during `{doing}`",
                 why="its process is gone",
@@ -210,3 +214,19 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _ended(endpoint: Endpoint) -> bool:
+    """Return whether an engine is gone, or goes now: a process that dies closes its socket first."""
+    if paths.start_ticks(endpoint.pid) != endpoint.start_ticks:
+        return True
+    try:
+        process = os.pidfd_open(endpoint.pid)
+    except OSError:
+        return paths.start_ticks(endpoint.pid) != endpoint.start_ticks
+    try:
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        return bool(poll.poll(DYING_S * 1000))
+    finally:
+        os.close(process)

@@ -32,19 +32,23 @@ def wrap(text: str, room: int, *, first: str = "", rest: str = "", whole: bool =
         if filled:
             lines.append(line)
             line = rest
-        while not is_glued(word) and width_of(line) + width_of(plain) > room:
-            piece = _fitting(plain, room - width_of(line))
-            lines.append(line + piece)
-            line, plain = rest, plain[len(piece) :]
+        if not is_glued(word) and width_of(line) + width_of(plain) > room:
+            *pieces, plain = _pieces(plain, room - width_of(line), room - width_of(rest))
+            for piece in pieces:
+                lines.append(line + piece)
+                line = rest
         line, filled = line + plain, True
     return [*lines, line] if filled else lines
 
 
-def _fitting(word: str, cells: int) -> str:
-    """Return the beginning of a word that fits, at least one character."""
-    taken = 0
+def _pieces(word: str, room: int, rest: int) -> list[str]:
+    """Cut a word into pieces of ``room`` cells for the first and ``rest`` for the others, each of at least one."""
+    pieces: list[str] = []
+    begin = taken = 0
     for at, char in enumerate(word):
-        taken += width_of(char)
-        if taken > cells and at:
-            return word[:at]
-    return word
+        cells = width_of(char)
+        if taken + cells > room and at > begin:
+            pieces.append(word[begin:at])
+            begin, taken, room = at, 0, rest
+        taken += cells
+    return [*pieces, word[begin:]]

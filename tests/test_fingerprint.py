@@ -222,53 +222,6 @@ def test_a_change_that_was_seen_is_not_found_again() -> None:
     assert (weights.causes, weights.last_good) == (("reload",), None)
 
 
-def test_an_unknown_call_is_cleared_by_a_complete_reading_only() -> None:
-    """An equal digest of every tensor shows that an unknown call changed nothing; a partial one shows nothing."""
-    found, _ = watch()
-    found.digested("sample", "one", complete=False)
-    found._may_have_changed("anything")
-    found.digested("sample", "one", complete=False)
-    assert not found.evidence().watched  # type: ignore[union-attr]
-    found.digested("sample", "one", complete=True)
-    assert found.evidence().watched  # type: ignore[union-attr]
-
-
-def test_only_a_reading_from_before_clears_an_unknown_call() -> None:
-    """Two equal readings that both come after the call say nothing about what it did; a known change ends the doubt."""
-    found, _ = watch()
-    found._may_have_changed("anything")
-    for _ in range(2):
-        found.digested("full", "one", complete=True)
-        assert not found.evidence().watched  # type: ignore[union-attr]
-    found._may_have_changed("something")
-    found.digested("full", "one", complete=True)
-    assert not found.evidence().watched, "the reading lies after the first of the two calls"  # type: ignore[union-attr]
-    found.changed("reload")
-    assert found.evidence().watched, "every page from before is stale"  # type: ignore[union-attr]
-
-
-def test_an_unknown_call_is_cleared_for_every_adapter_or_not_at_all() -> None:
-    """One that is gone, or was not read before, may have been changed; where all pages are stale, it matters not."""
-    found, probe = watch()
-    probe.feed.note_adapter_change = lambda *_: None
-    probe.adapter = SimpleNamespace(scheduler=SimpleNamespace(requests={}))
-    found._pages_of = lambda name: {}  # type: ignore[method-assign]  # noqa: ARG005
-    for number in (1, 2):
-        found._adapters.learn((f"name {number}", number))
-    found.digested("full", "one", complete=True, loras={1: "a", 2: "b"})
-    found._may_have_changed("anything")
-    found.digested("full", "one", complete=True, loras={1: "a"})
-    assert not found.evidence().watched, "the second one is gone"  # type: ignore[union-attr]
-    found.digested("full", "one", complete=True, loras={1: "changed", 2: "b"})
-    weights = found.evidence()
-    assert weights is not None
-    assert (weights.causes, weights.adapters, weights.watched) == (("lora",), (1,), True)
-    found._may_have_changed("anything")
-    found._adapters.learn(("name 3", 3))
-    found.digested("full", "one", complete=True, loras={1: "changed", 2: "b", 3: "c"})
-    assert not found.evidence().watched, "the third one was not read before"  # type: ignore[union-attr]
-
-
 def test_token_ids() -> None:
     """Token ids come as a list or packed; anything else, and too many, is a usage error."""
     assert token_ids([1, 2]) == [1, 2]

@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inspector import format as fmt
+from inspector.format import width_of
 from inspector.report import Cell, Column, Facts, Kind, Prose, Report, Table, Tone
 from inspector.store import save
 from inspector.text import LineTable, Style, block_lines, render, text_of
+from inspector.wrap import wrap
 from kvctl.output import Progress
 from tests.support import terminal
 from tests.support.cli import ROOT
@@ -192,3 +194,26 @@ def test_progress(monkeypatch: pytest.MonkeyPatch, tty: bool, quiet: bool, shown
     progress.close()
     assert ("reading the page table:  50 %" in terminal.text) is shown
     assert (terminal.text.endswith("\r\x1b[K")) is shown
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, 5, 40])
+def test_every_width_ends(room: int) -> None:
+    """However narrow the place and wide the indentation, words are cut, lines end, and nothing is lost."""
+    text = "a b kvctl ps -w \u6f22\u5b57 longerword"
+    lines = wrap(text, room, first=" " * 4, rest=" " * 6)
+    assert "".join("".join(lines).split()) == "".join(text.split())
+
+
+def test_a_long_word_is_cut_in_one_pass() -> None:
+    """The work grows with the length of a word, not with its square: each character is measured a few times."""
+    asked = 0
+
+    def counted(text: str) -> int:
+        nonlocal asked
+        asked += len(text)
+        return width_of(text)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("inspector.wrap.width_of", counted)
+        wrap("\u6f22" * 5_000, 40)
+    assert asked < 50_000

@@ -49,6 +49,11 @@ class Adapters:
         """Every adapter that was ever learned."""
         return self._index.keys()
 
+    @property
+    def used(self) -> int:
+        """Adapters that ever were in memory, at least: by number, which is how they are kept there, or by name."""
+        return max(len(self.names), len(self._index))
+
     def note(self, entries: Sequence[Registration], stamps: Words) -> None:
         """Take over registration calls that were just folded into ``stamps``."""
         owner, marks, of_request, ids = self._owner, self._marks, self._of_request, self._ids

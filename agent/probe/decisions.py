@@ -58,6 +58,9 @@ Stash = tuple[int, int, int | None, int, int, int]
 """The latest look-up of a request that is not admitted yet: number of look-ups, step, duration in nanoseconds, epoch,
 stamp, tokens that a connector brings."""
 
+UNKNOWN_TABLE: Final = -2
+"""Epoch of a table that could not be captured: no look-up is compared with it."""
+
 NO_LOOKUP: Final[Stash] = (1, -1, None, 0, 0, 0)
 
 UNDECIDED: Final = 0
@@ -96,6 +99,7 @@ class Recorder:
     def before_lookup(self) -> None:
         """A look-up follows: publish the table that it will see, if somebody compares."""
         if self.explaining and self.feed is not None:
+            self._epoch = UNKNOWN_TABLE
             self.saw(self.feed.cut(), self.feed.stamps.latest)
 
     def saw(self, epoch: int, stamp: int) -> None:
@@ -136,6 +140,7 @@ class Recorder:
             return
         lookups, step, duration_ns, epoch, stamp, _ = self.stash.get(request, NO_LOOKUP)
         exact = step == self.step and epoch == self._epoch == self.feed.published
+        epoch = max(epoch, 0)
         head = (UNDECIDED, time.time_ns(), self.step, request[:MAX_ID], int(resumed), tokens, usable, external)
         self._publish((*head, lookups, False, duration_ns, epoch, stamp, exact, (), True), hashes)
 
@@ -163,6 +168,7 @@ class Recorder:
         # A cut between look-up and admission (another request was looked up) moves the table past this look-up.
         compared = bool(self.explaining) and self.feed is not None and epoch == self._epoch == self.feed.published
         exact = compared and step == self.step and not moving
+        epoch = max(epoch, 0)
         row = (
             self._number,
             time.time_ns(),

@@ -179,7 +179,7 @@ class Feed:
         if not (pending or fresh.pages or self._out.has_news(self.stamps.committed)):
             return self.epoch
         self.epoch += 1
-        if self.stamps.lost or pending.overflow or self._too_large():
+        if self.stamps.lost or pending.overflow or self._out.lost or self._too_large():
             self._resync()
             return self.epoch
         counts, parts = delta_columns(self._port, pending, fresh)
@@ -199,8 +199,8 @@ class Feed:
 
     @property
     def published(self) -> int:
-        """Epoch of the table that readers have at the end of the ring."""
-        return self._out.epoch
+        """Epoch of the table that readers have at the end of the ring; -1: none, a record was lost."""
+        return -1 if self._out.lost else self._out.epoch
 
     def _too_large(self) -> bool:
         size = self._pending.bytes() + len(self._fresh.pages) * (8 + self._port.key_bytes) + 20 * len(self._fresh.runs)
@@ -218,7 +218,7 @@ class Feed:
         """Publish a look-up, without a cut: a reader's table at this record is what the look-up saw."""
         if self._out.fits(len(body)):
             counts = Counts(rows=len(body))
-            self._out.put(Held(Kind.DECISION, counts, [body], self.published, self.stamps.committed, 0, 0))
+            self._out.put(Held(Kind.DECISION, counts, [body], self.published, self._out.committed, 0, 0))
 
     def shadow(self) -> None:
         """Once a step, when the batch has been dispatched: fold stamps, cut, send a chunk within the budget."""

@@ -105,6 +105,7 @@ class Fence:
             for first, entries in folded:
                 self._brand(first, entries, missing)
         if self._bad or self._old or self._carriers:
+            self._follow_moves()
             self._find_carriers(requests)
             for first, entries in folded:
                 self._taint(first, entries)
@@ -121,10 +122,32 @@ class Fence:
     def processed(self) -> None:
         """Look at the registrations that were made while an output was processed; they are folded."""
         stamps = self._stamps
+        if self._bad:
+            self._follow_moves()
         if self._carriers:
             for first, entries in stamps.folded:
                 self._taint(first, entries)
         stamps.folded.clear()
+
+    def _follow_moves(self) -> None:
+        """A key that moved to another page took its stamp along, and what is wrong with it."""
+        bad, page_stamps = self._bad, self._stamps.page_stamps
+        for _, entries in self._stamps.folded:
+            for entry in entries:
+                if entry[0] is not None:
+                    continue
+                source, target = self._port.ids(entry[2])
+                mark = page_stamps[target]
+                if bad.get(source) != mark:
+                    continue
+                bad[target] = mark
+                if self.tainted.get(source) == mark:
+                    self.tainted[target] = mark
+                    self.new_tainted.append((mark, target))
+                if self.outdated.get(source) == mark:
+                    self.outdated[target] = mark
+                if mark in self.never:
+                    self.never[mark] = (*self.never[mark], target)
 
     def _brand(self, first: int, entries: Sequence[Registration], missing: set[str | None]) -> None:
         page_stamps = self._stamps.page_stamps

@@ -40,13 +40,17 @@ class Outbox:
         """The next record tells all that the fence knows."""
         self.epoch = 0
         """Epoch of the last record that was published."""
+        self.committed = 0
+        """Last processed step that this record names."""
+        self.lost = False
+        """A record could not be published: readers have to begin anew, and nothing but a RESYNC goes out."""
         self.told_step = -1
         """Last processed step that a record names, published or held."""
         self._held: list[Held] = []
 
     def open(self, ring: Ring, epoch: int) -> None:
         """Begin to publish, with a table that readers do not know yet."""
-        self.ring, self.epoch, self.whole_fence = ring, epoch, True
+        self.ring, self.epoch, self.whole_fence, self.lost = ring, epoch, True, False
 
     def close(self) -> None:
         """Nobody is joined any more."""
@@ -58,7 +62,7 @@ class Outbox:
     def has_news(self, committed: int) -> bool:
         """Return whether readers would see pages as not ready, or as good, that are no longer so."""
         fence = self._fence
-        if self.told_step != committed or self.whole_fence:
+        if self.told_step != committed or self.whole_fence or self.lost:
             return True
         return bool(fence.new_never or fence.new_tainted or fence.shrunk)
 
@@ -75,18 +79,24 @@ class Outbox:
             self.put(held.pop(0))
 
     def put(self, record: Held) -> None:
-        """Publish a record now, before those that are held."""
-        ring, fence = self.ring, self._fence
-        if ring is None:
+        """Publish a record now, before those that are held.
+
+        Raises:
+            ValueError: It is larger than the ring. Like any other error here, it makes readers begin anew.
+        """
+        ring = self.ring
+        if ring is None or (self.lost and record.kind is not Kind.RESYNC):
             return
+        self.lost = True
         counts, parts, flags = record.counts, record.parts, record.flags
+        fence = self._fence
         full = self.whole_fence or fence.shrunk
-        if full or fence.new_never or fence.new_tainted:
+        # What the fence knows may be much; the record that makes readers begin anew must always fit.
+        if record.kind is not Kind.RESYNC and (full or fence.new_never or fence.new_tainted):
+            self.whole_fence = True
             counts, head = fence_columns(fence, counts, full=full)
             parts = head + parts
             flags |= Flag.FENCE_FULL if full else 0
-            self.whole_fence = False
-        self.epoch = record.epoch
         ring.put(
             record.kind,
             counts,
@@ -96,6 +106,8 @@ class Outbox:
             base=record.base,
             flags=int(flags),
         )
+        self.epoch, self.committed, self.lost = record.epoch, record.committed, False
+        self.whole_fence = record.kind is Kind.RESYNC or (self.whole_fence and parts is record.parts)
 
     def fits(self, size: int) -> bool:
         """Return whether a record of ``size`` bytes may go into the ring: it must leave room for others."""

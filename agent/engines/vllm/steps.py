@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from ...probe.decisions import UNKNOWN_TABLE
 from ...probe.patches import Patches
 
 
@@ -41,7 +42,13 @@ def _hook_steps(adapter: Any, probe: Any, patches: Patches, scheduler: Any) -> N
             call(begin_schedule)
         else:
             recorder.step += 1
-        output = original(*args, **kwargs)
+        done = False
+        try:
+            output = original(*args, **kwargs)
+            done = True
+        finally:
+            if not done and probe.before_shadow is not None:  # no batch, no shadow
+                call(probe.before_shadow)
         if held:
             call(quarantine.sweep)
         quiet(end_schedule, output, getattr(output, "num_scheduled_tokens", ()))
@@ -100,7 +107,8 @@ def _hook_lookups(adapter: Any, probe: Any, patches: Patches, manager: Any) -> N
             quarantine.sweep()
         feed = recorder.feed
         if recorder.explaining and feed is not None:
-            events.append((None, (feed.capture(), feed.stamps.latest), None))
+            events.append((None, (UNKNOWN_TABLE, 0), None))  # should the capture fail
+            events[-1] = (None, (feed.capture(), feed.stamps.latest), None)
 
     def watch(original: Callable[..., Any]) -> Callable[..., Any]:
         def looked_up(request: Any, *args: Any, **kwargs: Any) -> Any:

@@ -59,6 +59,9 @@ CHANGES_KEPT: Final = 64
 MOST_PAGES: Final = 4_096
 """Pages of one adapter that are named one by one; with more of them a change of it counts as one of all weights."""
 
+FULL: Final = "full"
+"""The way of reading that takes in every byte."""
+
 WEIGHTS: Final = "weights"
 """vLLM's tag of the memory that weights lie in."""
 
@@ -120,7 +123,7 @@ class WeightsWatch:
             forgotten = guard.after(engine.remove_lora, lambda *_a, **_k: self._may_have_changed("remove_lora"))
             patches.set(engine, "remove_lora", forgotten)
         self._watch_sleep(engine.model_executor, patches)
-        self._watch_owners(engine)
+        self._watch_owners(engine, patches)
 
     # ------------------------------------------------------------------ sleep
 
@@ -151,7 +154,7 @@ class WeightsWatch:
 
     # --------------------------------------------------------------- adapters
 
-    def _watch_owners(self, engine: Any) -> None:
+    def _watch_owners(self, engine: Any, patches: Patches) -> None:
         """Keep which adapter computed each page, where the engine serves any and nothing is cached yet."""
         feed, config = self._probe.feed, getattr(engine.vllm_config, "lora_config", None)
         if feed is None or config is None:
@@ -160,7 +163,14 @@ class WeightsWatch:
         pool = self._probe.adapter.pool_port()
         self._adapters = Adapters(feed.pages, pool.ids, self._identity_of)
         self._owners_known = not self._probe.adapter.pool().keys
+        # A request that registers no page may load an adapter all the same.
+        patches.set(engine.scheduler, "schedule", self._probe.guard.after(engine.scheduler.schedule, self._scheduled))
         feed.stamps.adapters = self._adapters
+
+    def _scheduled(self, output: Any, *_args: Any, **_kwargs: Any) -> None:
+        for request in output.scheduled_new_reqs:
+            if (identity := self._identity_of(request)) is not None:
+                self._adapters.learn(identity)
 
     def _identity_of(self, request: Any) -> Identity | None:
         """Return what vLLM's keys carry of a request's adapter, and its number; None: it uses none."""
@@ -222,20 +232,20 @@ class WeightsWatch:
             if cause == "wake" and _of_weights(name, *args, **kwargs):
                 self.away = failed or name != "wake_up"
             self.changed(cause, read=not failed and not self.away and name not in ON_THE_WAY)
-        elif name not in HARMLESS:
+        elif name not in HARMLESS or not isinstance(method, str):  # a function of any name may do anything
             self._may_have_changed(name[:100])
 
     def _may_have_changed(self, call: str) -> None:
         """Nobody knows what a call did; where changes are acted on, a digest tells as soon as it can."""
         self._rise(call)
-        self.points += 1
         if getattr(self._probe.feed, "on_weights_change", None) is not None:
             self._read_again()
 
     def _rise(self, call: str) -> None:
         """Note that a call may have changed weights, with what was read before it."""
         base = {mode: text for mode, (text, _) in self._seen.items()}
-        self.doubt.rise(call, base, {key: text for key, (text, _) in self._loras.items()})
+        self.points += 1
+        self.doubt.rise(call, self._probe.recorder.step, base, {key: text for key, (text, _) in self._loras.items()})
 
     def changed(self, cause: str, *, read: bool = True) -> None:
         """Note a change: pages of later schedule calls belong to other weights.
@@ -280,10 +290,10 @@ class WeightsWatch:
         """Compare a digest of the weights in memory with the last one that was read in the same way.
 
         One that differs without a change that was seen is a change somewhere since the last one: pages registered in
-        between are doubtful. A whole one that equals one from before an unknown call shows that nothing changed.
+        between are doubtful. A full one that equals one from before an unknown call shows that nothing changed.
 
         Args:
-            mode: ``sample`` or ``full``.
+            mode: ``sample`` or ``full``; only the second can clear an unknown call.
             digest: What was read.
             complete: It covers every tensor.
             loras: Digest of each adapter in memory by its id. One that was not there before is no change.
@@ -300,7 +310,7 @@ class WeightsWatch:
         if before is not None and before[0] != digest:
             self.changed("digest", read=False)
             self._last_good = before[1]
-        elif complete:
+        elif complete and mode == FULL:
             self.doubt.answer(mode, digest, {name: text for name, (_, text) in named.items()}, self._adapters.known)
         now = (self._probe.recorder.step + 1) << STEP_SHIFT
         self._seen[mode] = (digest, now)
@@ -321,7 +331,7 @@ class WeightsWatch:
             last_good=self._last_good,
             digest=None if self._last is None else self._last[0],
             complete=self._last is not None and self._last[1],
-            watched=self.doubt.call is None and (self._room is None or len(self._adapters.known) <= self._room),
+            watched=self.doubt.call is None and (self._room is None or self._adapters.used <= self._room),
         )
 
 
