@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from . import jsonfile
 from .codec import from_plain, to_plain
-from .errors import FileError, KvctlError, ProtocolError, UsageError
-from .model.evidence import Contract, Evidence
+from .errors import FileError, KvctlError, ProtocolError, RefusedError, UnsupportedError, UsageError
+from .model.evidence import Contract, Evidence, Weights
 from .model.fingerprint import Fingerprint, Mode, Part
 from .model.groups import Geometry
 from .model.snapshot import Snapshot
+from .replies import evidence
 
 if TYPE_CHECKING:
     from .session import Session
@@ -87,6 +88,15 @@ def kept(session: "Session", snapshot: Snapshot, *, deadline_s: float = 30.0) ->
     missing |= {f"{_PART}{name}": why for name, why in found.missing.items()}
     contract = replace(known, fields=found.fields) if known is not None else Contract(fields=found.fields)
     return replace(snapshot, evidence=replace(evidence, contract=contract, missing=missing))
+
+
+def changes(session: "Session", *, deadline_s: float = 30.0) -> Weights | None:
+    """Read which changes of the weights an engine's agent has seen; None where nobody watches."""
+    try:
+        found = evidence(session.call("read", tables=False, deadline_s=deadline_s))
+    except (RefusedError, UnsupportedError):
+        return None
+    return None if found is None else found.weights
 
 
 def of_snapshot(snapshot: Snapshot) -> Fingerprint:

@@ -151,11 +151,11 @@ def full(
         capabilities=_capabilities(plain),
         holders=None if holders is None else {PageId(int(page)): int(count) for page, count in holders.items()},
         free_list=None if free is None else unpack_ids(free),
-        evidence=_evidence(plain),
+        evidence=evidence(plain),
     )
 
 
-def _evidence(plain: Any) -> Evidence | None:
+def evidence(plain: Any) -> Evidence | None:
     """Join what an adapter read as evidence with the look-ups that were made at the same safe point."""
     found: Evidence | None = _optional(Evidence, plain.get("evidence"))
     listed, table = plain.get("lookups"), plain.get("hash_table")

@@ -99,7 +99,9 @@ class _Veil:
             tiers=_each(
                 found.tiers,
                 lambda tier: replace(
-                    tier, entries=tuple(replace(entry, name=self.request(entry.name)) for entry in tier.entries)
+                    tier,
+                    folder=None,
+                    entries=tuple(replace(entry, name=self.request(entry.name)) for entry in tier.entries),
                 ),
             ),
             identities=_each(

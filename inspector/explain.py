@@ -109,11 +109,11 @@ REASONS: dict[Reason, Explanation] = {
         commands=("kvctl inspect groups", "kvctl explain KV209"),
     ),
     Reason.NOT_READY: Explanation(
-        title="the prefix is on its way from another tier or not computed yet",
-        cause="A transfer from host memory, disk or a remote store is still running, or the request that computes it "
-        "has "
-        "not finished its step.",
-        confirm="The status is in transit (⇄); a later look-up of the same request hits.",
+        title="the prefix was on its way from another tier, or not computed yet, when it was looked up",
+        cause="At the look-up a transfer from host memory, disk or a remote store was running, or the request that "
+        "computes the prefix had not finished its step.",
+        confirm="`other tiers` in the decision says what arrived. Where nothing did, the status is in transit (⇄), "
+        "and KV308 names the transfer.",
         action="Nothing if it settles. If it stays, look at the tier.",
         commands=("kvctl decisions --where outcome=prefetching", "kvctl explain KV308"),
     ),
@@ -172,7 +172,7 @@ REASONS: dict[Reason, Explanation] = {
 OUTCOMES: dict[Outcome, str] = {
     Outcome.REUSE: "all that could be reused was",
     Outcome.PARTIAL: "some state was missing: a shorter prefix was reused",
-    Outcome.PREFETCHING: "the request waited for another tier, which brought a part of the prefix",
+    Outcome.PREFETCHING: "the request waited for another tier: what arrived in time stands under other tiers",
     Outcome.RECOMPUTE: "nothing was reused: the whole prompt was computed",
     Outcome.UNKNOWN: "kvctl could not tell",
 }

@@ -12,7 +12,9 @@ from agent.model.groups import Group
 from agent.model.snapshot import Snapshot
 from agent.model.states import GroupId, Requirement, ResumeKind, State, Status, Tokens
 
+from .columns import I64
 from .nodes import GONE, Nodes, build
+from .placing import Placed, held, place
 from .stranded import Reach, reach, stranded_pages
 from .symbols import FIVE, worst
 
@@ -48,6 +50,10 @@ class PrefixRow:
         if self.usable is not None and self.usable >= self.logical:
             return None
         bad = [group for group, status in self.groups.items() if status not in {Status.READY, Status.UNKNOWN}]
+        if (
+            not bad and self.usable is not None
+        ):  # it is short for certain, by a group of which a part has no known place
+            bad = [group for group, status in self.groups.items() if status is Status.UNKNOWN]
         return bad[0] if bad else None
 
 
@@ -99,26 +105,44 @@ class Prefixes:
         """Ends of chains whose beginning is not in the table or that are shorter than one hit."""
         return len(self.nodes.tips) - len(self.ends)
 
+    @cached_property
+    def _tables(self) -> tuple[I64, ...]:
+        return held(self.snapshot, self.nodes)
+
+    def placed(self, chain: Mapping[Tokens, int]) -> Placed:
+        """Return a chain with what a decision or a request's table places on it."""
+        return place(self.snapshot, self.nodes, chain, self._tables)
+
     def rows(self, limit: int | None = None) -> list[PrefixRow]:
         """Return the longest prefixes in the order of their tree: those that share a beginning stand together."""
-        picked = [self.nodes.ancestors(node) for node in self.ends[:limit]]
-        order = _by_tree(picked)
+        placed = [self.placed(self.nodes.ancestors(node)) for node in self.ends[:limit]]
+        known = {max(item.chain.items()): item.known for item in placed}
+        order = _by_tree([item.chain for item in placed])
         rows: list[PrefixRow] = []
         before: Mapping[Tokens, int] = {}
         for chain in order:
             common = set(chain.items()) & set(before.items())
-            rows.append(self.row(chain, shared=max((at for at, _ in common), default=0)))
+            shared = max((at for at, _ in common), default=0)
+            rows.append(self.row(chain, shared=shared, known=known[max(chain.items())]))
             before = chain
         return rows
 
-    def row(self, chain: Mapping[Tokens, int], *, shared: Tokens = 0) -> PrefixRow:
-        """Return what the prefix with this chain (node by token position) is worth."""
+    def row(self, chain: Mapping[Tokens, int], *, shared: Tokens = 0, known: Tokens = 0) -> PrefixRow:
+        """Return what the prefix with this chain (node by token position) is worth.
+
+        Args:
+            chain: Its nodes.
+            shared: Tokens that it shares with the row above.
+            known: Up to here every key is known: what is not in ``chain`` is not cached.
+        """
         end = max(chain)
         node = chain[end]
         logical = self._logical(chain)
-        groups = {group.id: self.status(group, chain, logical) for group in self.snapshot.geometry.groups}
+        groups = {group.id: self.status(group, chain, logical, known) for group in self.snapshot.geometry.groups}
         found = self.reach
         usable = None if found is None else found.usable(chain)
+        if usable is not None and self._unplaced(chain, usable, known):
+            usable = None
         pages = self.nodes.pages
         held = [(at, int(pages[:, up].sum())) for at, up in chain.items()]
         stranded = None
@@ -137,7 +161,7 @@ class Prefixes:
             states=self._states(groups),
         )
 
-    def status(self, group: Group, chain: Mapping[Tokens, int], boundary: Tokens) -> Status:
+    def status(self, group: Group, chain: Mapping[Tokens, int], boundary: Tokens, known: Tokens = 0) -> Status:
         """Return how much of what ``group`` needs at ``boundary`` is there."""
         if group.kind is ResumeKind.UNKNOWN:
             return Status.UNKNOWN
@@ -146,15 +170,19 @@ class Prefixes:
         ready = [node for node in present if self.nodes.usable_pages[group.id, node] > 0]
         if len(ready) == len(needed):
             return Status.READY
-        if len(ready) == len(present) and not self.missing_ends(group, chain, needed):
+        missing = self.missing_ends(group, chain, needed, known)
+        if len(ready) == len(present) and not missing:
             return Status.UNKNOWN
         if any(self.nodes.moving_pages[group.id, node] > 0 for node in present):
             return Status.IN_TRANSIT
         if len(ready) < len(present):
             return Status.STALE
-        return Status.PARTIAL if present else Status.MISSING
+        # What nobody can place may be there: that is not called missing.
+        return Status.MISSING if not present and len(missing) == len(needed) else Status.PARTIAL
 
-    def missing_ends(self, group: Group, chain: Mapping[Tokens, int], needed: Sequence[Tokens]) -> list[Tokens]:
+    def missing_ends(
+        self, group: Group, chain: Mapping[Tokens, int], needed: Sequence[Tokens], known: Tokens = 0
+    ) -> list[Tokens]:
         """Return the ends of needed blocks that are certainly not cached: not those that nobody can place."""
         pages, parent = self.nodes.pages[group.id], self.nodes.parent[group.id]
         missing = []
@@ -162,9 +190,24 @@ class Prefixes:
             if at in chain:
                 if pages[chain[at]] == 0:
                     missing.append(at)
-            elif (child := chain.get(at + group.block_size)) is not None and parent[child] == GONE:
+            elif at <= known or ((child := chain.get(at + group.block_size)) is not None and parent[child] == GONE):
                 missing.append(at)
         return missing
+
+    def _unplaced(self, chain: Mapping[Tokens, int], usable: Tokens, known: Tokens) -> bool:
+        """Return whether pages that nobody can place may make this prefix usable beyond ``usable``."""
+        geometry = self.snapshot.geometry
+        unit = geometry.alignment
+        first = max(usable, known) // unit * unit + unit
+        places = [at for at in range(first, max(chain), unit) if at not in chain]
+        return any(
+            all(
+                at not in self.missing_ends(group, chain, [at], known)
+                for group in geometry.groups
+                if group.requirement is Requirement.REQUIRED
+            )
+            for at in places
+        )
 
     def _logical(self, chain: Mapping[Tokens, int]) -> Tokens:
         alignment = self.snapshot.geometry.alignment

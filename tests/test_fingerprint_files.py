@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 
+from agent.codec import to_plain
+from agent.engines.vllm.weights import CHANGING
 from agent.errors import RefusedError
 from agent.fingerprint import of_snapshot
-from agent.model.evidence import Contract, Evidence
+from agent.model.evidence import Contract, Evidence, Weights
 from agent.model.fingerprint import differences
 from inspector.store import load, save
+from inspector.views.weight_changes import CAUSES
 from tests.support.cli import FakeSession, Runner, check_schema
 from tests.support.snapshots import gemma
 
@@ -23,6 +26,8 @@ class Engine(FakeSession):
         if op == "fingerprint":
             workers = [{"rank": 0, "fields": {"layout": "LBHNC"}, "loras": [], "error": None}]
             return {"contract": {"engine": "vllm", "cache.block_size": "16"}, "weights": {}, "workers": workers}
+        if op == "read" and self.full.evidence is not None:
+            return {"evidence": to_plain(self.full.evidence)}
         raise RefusedError(f"{op} is not asked here")
 
 
@@ -81,3 +86,31 @@ def test_a_file_to_hand_on_confirms_no_seed(tmp_path: Path) -> None:
     assert "hash.seed" in handed.contract.missing
     assert whole.contract.fields["hash.seed"] == "0badc0de"
     assert [item.field for item in differences(handed, whole)] == []
+
+
+def test_the_changes_of_the_weights_are_named(run: Runner, engine: Engine, tmp_path: Path) -> None:
+    """`fingerprint show`, live and of a file, lists each change that was seen and explains the word of its cause."""
+    seen = Weights(changes=(3 << 20, 7 << 20), causes=("update", "lora"), adapters=(None, 2), watched=False)
+    engine.full = replace(engine.full, evidence=Evidence(weights=seen))
+    file = tmp_path / "s.kvsnap"
+    save(engine.full, file)
+    for where in ((), ("--snapshot", file)):
+        data = run("fingerprint", "show", *where, "-o", "json").json
+        check_schema(data)
+        assert data["weight_changes"] == [
+            {"step": 3, "cause": "update", "adapter": None},
+            {"step": 7, "cause": "lora", "adapter": 2},
+        ]
+        text = run("fingerprint", "show", *where).out
+        assert "before step 7: lora, adapter 2 only" in text
+        assert "update: new weights were written into the running engine" in text
+        assert "there may be more" in text
+    save(replace(engine.full, evidence=Evidence(weights=Weights(changes=()))), file)
+    assert "none seen" in run("fingerprint", "show", "--snapshot", file).out
+    save(gemma(), file)
+    assert "unknown: changes of the weights are not watched" in run("fingerprint", "show", "--snapshot", file).out
+
+
+def test_every_cause_is_explained() -> None:
+    """Each word that the agent writes for a cause has its sentence."""
+    assert {*CHANGING.values(), "lora", "digest"} == set(CAUSES)

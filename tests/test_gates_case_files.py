@@ -9,6 +9,7 @@ from agent.codec import to_plain
 from agent.model.decision import Outcome, Reason
 from agent.model.states import GroupId
 from exporters.accounting import tally
+from inspector.retention import gains
 from inspector.reuse import sum_up
 from inspector.store import load, save
 from tests.support import cases
@@ -134,3 +135,34 @@ def test_what_nobody_can_place_is_unknown(run: Runner, tmp_path: Path) -> None:
     text = run("inspect", "prefix", "page:34", "--snapshot", file).out
     assert "1 of 34, 32 unknown" in text
     assert "usable is unknown" in text
+
+
+def test_promised_tokens_are_not_brought(run: Runner) -> None:
+    """A decision that waited for a transfer without acknowledgement counts no tokens of it, in words and in numbers."""
+    ran = run("explain", "1", "--snapshot", path_of("12"))
+    assert "brought" not in ran.out
+    assert "still running" not in ran.out
+    assert "was on its way from another tier" in ran.out
+    assert run("explain", "1", "--snapshot", path_of("12"), "-o", "json").json["decision"]["external_tokens"] == 0
+
+
+@pytest.mark.parametrize("name", ["11", "12", "13", "22"])
+def test_a_tier_that_is_judged_is_shown(run: Runner, name: str) -> None:
+    """`inspect tiers` shows the tier that `validate` judges in the same file, and that its totals were not read."""
+    ran = run("inspect", "tiers", "--snapshot", path_of(name), "-o", "json")
+    check_schema(ran.json)
+    assert [(tier["name"], tier["details"]["listed"], tier["entries"]) for tier in ran.json["tiers"]] == [
+        ("disk", "1", None)
+    ]
+    assert "listed for kvctl validate" in run("inspect", "tiers", "--snapshot", path_of(name)).err
+
+
+def test_the_density_that_would_have_helped_is_computed(run: Runner) -> None:
+    """Case 4: dense retention would have given 1,280 tokens, one window every 512 tokens 1,024; nothing is made up."""
+    text = run("inspect", "groups", "--snapshot", path_of("4")).out
+    assert "dense retention would have made 1,280 tokens usable, one every 512 tokens 1,024" in text
+    geometry, (item,) = cases.case_4().geometry, cases.case_4().decisions or ()
+    assert gains(geometry, item) == {None: 1_280, 512: 1_024}
+    lost = (*item.lost, (Reason.WINDOW_HOLE, GroupId(1), 256))
+    assert gains(geometry, replace(item, lost=lost)) == {}
+    assert gains(replace(geometry, retention_interval=None), item) == {}

@@ -117,8 +117,10 @@ def test_case_8_in_one_run() -> None:
     ("make", "code"), [(cases.case_9a, "KV109"), (cases.case_9b, "KV110"), (cases.case_9c, "KV111")]
 )
 def test_case_9_names_page_41(make: Callable[[], Snapshot], code: str) -> None:
-    """The finding names page 41."""
+    """The finding names page 41, and what it is about: requests and groups by their names."""
     assert one(make(), code).pages == (41,)
+    words = {"KV109": "late", "KV110": "requests left, right", "KV111": "full256#2 and window4#3; request both"}
+    assert words[code] in one(make(), code).sentence
 
 
 def test_case_10_counts_412_stale_pages() -> None:
@@ -159,6 +161,15 @@ def test_case_17_names_the_rows() -> None:
     finding = one(cases.case_17(), "KV532")
     assert finding.pages == (88, 91, 12)
     assert finding.values["rows"] == "5, 6, 7"
+    assert finding.sentence.startswith("captured batch decode 8: padding rows")
+    assert gate(run(cases.case_17()), GateName.REDLINES).abstained["KV531"] == (
+        "the addresses of captured buffers were not read"
+    )
+
+
+def test_case_22_names_both_fingerprints() -> None:
+    """What the entry carries, and what this engine is."""
+    assert one(cases.case_22(), "KV206").sentence.endswith("first 1,024 tokens: other999, this engine: abcd1234")
 
 
 def test_case_19_padded_passes() -> None:

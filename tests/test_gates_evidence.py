@@ -41,6 +41,22 @@ def test_a_tier_needs_every_state(lacking: State) -> None:
     assert found.values["state"] == lacking
 
 
+def test_a_tier_that_tells_little_is_there_all_the_same() -> None:
+    """A tier that names no states, or holds nothing, is not said to be absent, nor to hold single pages."""
+    silent = with_evidence(deepseek_v4(), Evidence(tiers=(TierReport(name="host"),)))
+    assert told(silent, "KV205")[2] == "no tier says which states it has a pool for"
+    assert told(silent, "KV311")[2] == "no tier holds an entry"
+
+
+def test_amounts_have_thousands_and_ids_have_none() -> None:
+    """A sentence shows 4,096 tokens and page 4096."""
+    (found,), _, _ = told(cases.case_7(), "KV209")
+    assert "units of 4,096 tokens" in found.sentence
+    conflict = BindConflict(request="r", checked=PageId(4_096), bound=PageId(5), stamp_checked=1, stamp_bound=2)
+    (other,), _, _ = told(with_evidence(plain(), Evidence(binds=Binds(compared=8, conflicts=(conflict,)))), "KV522")
+    assert "checked 4096, bound 5" in other.sentence
+
+
 def layered(count: int = 2) -> Geometry:
     """One group of so many layers."""
     names = (Layer(name=f"layers.{number}", state=State.COMPRESSED) for number in range(count))
@@ -141,8 +157,10 @@ def test_an_admission_is_a_plan() -> None:
     moved = with_evidence(plain(), Evidence(binds=Binds(compared=8, conflicts=(conflict,))))
     (found,), _, _ = told(moved, "KV521")
     assert found.sentence == (
-        "plan bind of r was executed though 1 page had moved, first page 3: generation 17 is now 19"
+        "plan bind of r was executed though 1 page had moved, first page 3: generation 17 is now 19; "
+        "answers that read these pages are suspect"
     )
+    assert found.remedy == "kvctl invalidate page:3", "a new plan is no remedy for an answer that was given"
     unread = Evidence(missing={"binds": "groups of this engine have pools of their own"})
     assert told(with_evidence(plain(), unread), "KV521")[2] == "groups of this engine have pools of their own"
 
@@ -160,7 +178,7 @@ def test_padding_rows_of_a_worker() -> None:
     dirty, _ = worker_padding([answer([[3, [7, 9]]])])
     (found,), _, _ = told(with_evidence(plain(), Evidence(graphs=dirty)), "KV532")
     assert found.pages == (7, 9)
-    assert found.sentence == "batch block table of group 0 on rank 1: padding rows 3 still hold live page ids 7, 9"
+    assert found.sentence == "block table of group 0 on rank 1: padding rows 3 still hold live page ids 7, 9"
 
 
 @pytest.mark.parametrize(
@@ -187,6 +205,7 @@ def test_drafts_without_a_draft_model() -> None:
     unable = replace(able, rewindable={GroupId(0): False})
     (found,), _, _ = told(with_evidence(geometry, unable), "KV211")
     assert found.group == 0
+    assert found.sentence.endswith("cannot be rewound, but the engine drafts tokens"), "with a model or without one"
     assert told(with_evidence(geometry, replace(unable, drafts=False)), "KV211") == ([], 1, None)
 
 

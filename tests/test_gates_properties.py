@@ -183,12 +183,12 @@ def test_pages_above_an_unknown_parent_may_be_usable() -> None:
     parents = np.frombuffer(pages.parent, "<u8").copy()
     own = (np.frombuffer(pages.group, np.uint8) == 0) & (np.frombuffer(pages.tokens, "<u4") == 1_600)
     parents[own] = 0
-    late = replace(snapshot, pages=replace(pages, parent=parents.tobytes()))
+    late = replace(snapshot, pages=replace(pages, parent=memoryview(parents.tobytes())))
     # The last boundary is the only one left that every group holds.
     windows = (np.frombuffer(pages.group, np.uint8) == 1) & (np.frombuffer(pages.tokens, "<u4") < 1_600)
     tokens = np.frombuffer(pages.tokens, "<u4").copy()
     tokens[windows] = 0
-    late = replace(late, pages=replace(late.pages or pages, tokens=tokens.tobytes()))
+    late = replace(late, pages=replace(late.pages or pages, tokens=memoryview(tokens.tobytes())))
     assert "KV310" not in {finding.code for result in run(late) for finding in result.findings}
 
 

@@ -13,7 +13,9 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from agent.codec import to_plain
 from agent.fingerprint import save as save_fingerprint
+from agent.model.evidence import Evidence, Weights
 from agent.model.fingerprint import Fingerprint, Mode, Part
 from exporters import spans
 from exporters.labels import MAX_LABEL
@@ -75,6 +77,8 @@ class Engine(FakeSession):
         if op == "weights_digest":
             rank = {"rank": 0, "digest": name, "parts": {name: name}, "tensors": 2, "bytes": 9}
             return {"ranks": [rank | {"unreadable": {name: name}, "unreadable_count": 1}]}
+        if op == "read":
+            return {"evidence": to_plain(Evidence(weights=Weights(changes=(1 << 20,), causes=(name,))))}
         assert op == "invalidate_plan"
         assert self.full.pages is not None
         stamps = columns_of(self.full.pages).stamp

@@ -18,6 +18,8 @@ _NO_TABLE = "no page table was read"
 _CONTENT_LEVEL = "reference counts were not read (content level); validate reads them"
 _NO_FREE = "the free list was not walked"
 _NO_TABLES = "request tables were not read"
+_NAMED = 3
+"""Requests that a finding names; more are counted."""
 
 
 def check(view: View, report: GateReport, previous: Snapshot | None) -> None:
@@ -135,8 +137,18 @@ def _use(view: View, report: GateReport) -> None:
             count=len(pages),
             value=int(counts[first]),
             holders=int(holders[first]),
+            requests=_holding(view, tables, int(first)),
             others_known="yes" if view.snapshot.holders is not None else "no",
         )
+
+
+def _holding(view: View, tables: Tables, page: int) -> str:
+    """Name the requests whose tables hold a page, some of them where they are many."""
+    names = [view.request_name(number) for number in np.unique(tables.request[tables.page == page])]
+    if not names:
+        return "in no request's table"
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{'request' if len(names) == 1 else 'requests'} {', '.join(names[:_NAMED])}{more}"
 
 
 def _ownership(view: View, report: GateReport) -> None:
@@ -156,7 +168,16 @@ def _ownership(view: View, report: GateReport) -> None:
     shared = _where((highest >= 0) & (lowest != highest))
     if len(shared):
         first = shared[0]
-        report.add("KV111", pages=shared, count=len(shared), first=int(lowest[first]), second=int(highest[first]))
+        pair = (int(lowest[first]), int(highest[first]))
+        report.add(
+            "KV111",
+            pages=shared,
+            count=len(shared),
+            first=pair[0],
+            second=pair[1],
+            owners=" and ".join(view.group_name(group) for group in pair),
+            requests=_holding(view, tables, int(first)),
+        )
     _positions(view, report, tables, shared)
 
 

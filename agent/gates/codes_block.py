@@ -129,7 +129,7 @@ BLOCK_CODES = (
         severity=_E,
         title="reference count differs from the number of holders",
         sentence="{count} [page has|pages have] a count that differs from the holders, first page {page}: count "
-        "{value}, holders {holders}",
+        "{value}, holders {holders} ({requests})",
         cause="A holder was added or removed without counting it. Too low: the page is freed under a holder. Too "
         "high: it is never freed.",
         confirm="Tables of requests, pins, deferred frees, copies and transfers are all counted as holders. Repeat "
@@ -143,9 +143,10 @@ BLOCK_CODES = (
         gate=_G,
         severity=_E,
         title="page owned by two groups",
-        sentence="{count} [page belongs|pages belong] to two groups, first page {page}: groups {first} and {second}",
+        sentence="{count} [page belongs|pages belong] to two groups, first page {page}: groups {owners}; {requests}",
         cause="Two groups of layers write their own kind of state into the same bytes.",
-        confirm="The finding names the page and both groups; repeat validate: it stays while the request runs.",
+        confirm="The finding names the page, its groups and who holds it; repeat validate: it stays while the request "
+        "runs.",
         remedy=_RESTART,
     ),
     Code(
@@ -175,7 +176,7 @@ BLOCK_CODES = (
         gate=_G,
         severity=_E,
         title="the same hash under two prefixes with different tokens",
-        sentence="one key stands for two different prefixes, pages {page} ({first} tokens) and {other} ({second} "
+        sentence="one key stands for two different prefixes, pages {page} ({first:,} tokens) and {other} ({second:,} "
         "tokens)",
         cause="A hash collision, a weak hash, or a key built without something that distinguishes the two.",
         confirm="The two pages end at different positions, which a chained hash cannot do.",

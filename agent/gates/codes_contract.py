@@ -80,11 +80,11 @@ CONTRACT_CODES = (
         gate=_G,
         severity=_E,
         title="tier entry carries another fingerprint, or none",
-        sentence="tier {tier}: {count} of {checked} entries [carries|carry] another fingerprint than this engine, or "
-        "none; first {name}",
+        sentence="tier {tier}{folder}: {count} of {checked:,} entries [carries|carry] another fingerprint than this "
+        "engine, or none; first {name}: {foreign}, this engine: {own}",
         cause="The folder or store was filled by an engine with another configuration or other weights, and its key "
         "does not contain them.",
-        confirm="`kvctl fingerprint diff` between the tier's sidecar and the engine.",
+        confirm="The finding names both fingerprints, and the tier's folder where it is known.",
         remedy="Give the engine another folder, or empty this one, before the first request.",
         reports=(vllm(49261), vllm(55904)),
     ),
@@ -116,8 +116,8 @@ CONTRACT_CODES = (
         gate=_G,
         severity=_W,
         title="hit granularity above the usual prompt",
-        sentence="hits come in units of {value} tokens, but half of the last {checked} prompts have at most {median}: "
-        "such prompts can never hit",
+        sentence="hits come in units of {value} tokens, but half of the last {checked:,} prompts have at most "
+        "{median}: such prompts can never hit",
         cause="A hit must be a multiple of every group's block: the least common multiple of the block sizes.",
         confirm="`kvctl decisions` shows below_granularity for short prompts.",
         remedy="Use smaller or equal block sizes, or partial hits where the engine has them.",
@@ -128,7 +128,7 @@ CONTRACT_CODES = (
         gate=_G,
         severity=_E,
         title="number of registered tensors differs from layers and states",
-        sentence="rank {rank}: {count} of {checked} layers have no registered tensor, first {layer}",
+        sentence="rank {rank}: {count} of {checked:,} layers have no registered tensor, first {layer}",
         cause="A layer was left out when tensors were registered with the runner or a connector; its state is never "
         "moved or checked.",
         confirm="`kvctl inspect groups -o json` lists the layers; the finding names the first that the worker lacks.",
@@ -139,7 +139,7 @@ CONTRACT_CODES = (
         gate=_G,
         severity=_W,
         title="sparse group may not be rewound but a draft needs it",
-        sentence="group {group} cannot be rewound, but a draft model is active",
+        sentence="group {group} cannot be rewound, but the engine drafts tokens",
         cause="Rejected draft tokens must be taken back; a compressed or sparse state that has folded them in cannot.",
         confirm="The engine says that the group cannot be rewound.",
         remedy="Switch speculative decoding off for this model.",

@@ -47,7 +47,8 @@ INTERSECTION_CODES = (
         cause="Indexer keys and compressed entries are stored, moved or evicted separately. With fewer keys, wrong "
         "tokens are selected, and quality sinks without an error. An engine that reuses no more than the keys cover "
         "loses a hit and nothing else: a warning.",
-        confirm="`kvctl inspect prefixes` shows both states of the prefix side by side.",
+        confirm="`kvctl inspect prefixes` shows both states of a cached prefix side by side. A record of another tier "
+        "is not in it: what each of its states covers is in the finding.",
         remedy="Clamp reuse to the smaller of the two; invalidate the prefix in the tier.",
     ),
     Code(
@@ -68,7 +69,7 @@ INTERSECTION_CODES = (
         severity=_E,
         title="engine reuses more than every group can resume",
         sentence="the engine reuses {engine} tokens of request {request}, every group together can resume {usable} "
-        "only ({count} of {checked} look-ups)",
+        "only ({count} of {checked:,} look-ups)",
         cause="The engine accepted a boundary at which a group lacks pages. What it reads there belongs to somebody "
         "else.",
         confirm="`kvctl explain` on the decision shows what was reused, what the rules allow, and what each group can "
@@ -84,7 +85,7 @@ INTERSECTION_CODES = (
         severity=_W,
         title="engine reuses less than possible",
         sentence="the engine reuses {engine} tokens of request {request}, {usable} were possible ({count} of "
-        "{checked} look-ups)",
+        "{checked:,} look-ups)",
         cause="The engine's search for a common boundary stops early.",
         confirm="`kvctl explain` on the decision shows that every group holds its pages at the larger boundary.",
         remedy="Nothing is wrong with the output; report it as a lost hit.",
@@ -130,7 +131,7 @@ INTERSECTION_CODES = (
         gate=_G,
         severity=_W,
         title="stranded share above threshold",
-        sentence="{share} % of {checked} cached full-history pages are stranded: no usable hit goes through them",
+        sentence="{share} % of {checked:,} cached full-history pages are stranded: no usable hit goes through them",
         cause="Full history is kept for longer than the window, tail or checkpoint that resuming needs.",
         confirm="`kvctl inspect prefixes` shows prefixes with full history and no resumable boundary.",
         remedy="A denser retention makes them usable; a smaller pool share for full history frees the memory.",

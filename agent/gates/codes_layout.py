@@ -164,11 +164,14 @@ REDLINE_CODES = (
         severity=_E,
         title="a plan was executed under another generation",
         sentence="plan {plan} was {done} {count} [page|pages] had moved, first page {page}: generation "
-        "{planned} is now {found}",
+        "{planned} is now {found}{then}",
         cause="Between plan and execution the pages got other owners. An admission is a plan, too: pages under the "
         "generations that its look-up found.",
         confirm="The plan file holds the generations it was made with; an admission is named by its request.",
-        remedy="Make a new plan. If it was executed, the named pages were other prefixes than intended.",
+        remedy="Make a new plan. If it was executed, the named pages were other prefixes than intended. Where it was "
+        "an admission, its request may have read another prefix: its answer is suspect. Take the named pages out "
+        "(`kvctl invalidate page:PAGES`), send the request again, and report it to the engine's developers with the "
+        "snapshot.",
         command="kvctl invalidate SELECTOR --save-plan FILE",
     ),
     Code(
@@ -198,11 +201,12 @@ REDLINE_CODES = (
         gate=_R,
         severity=_E,
         title="padding rows of a captured batch hold live page ids",
-        sentence="batch {name}: padding rows {rows} still hold live page ids {ids}",
+        sentence="{where}: padding rows {rows} still hold live page ids {ids}",
         cause="Rows beyond the live ones were not set to the null page. A captured graph, or a dummy batch of a data "
         "parallel engine, writes through them.",
         confirm="The rows of the block table are in the finding's values.",
-        remedy="Restart with eager execution and report it.",
+        remedy="Report it with the snapshot. Where graphs are captured, eager execution avoids it after a restart; "
+        "where none are, as on a CPU, only dummy batches of a data parallel engine write through these rows.",
         reports=(vllm(43810), vllm(43869)),
     ),
     Code(

@@ -205,7 +205,8 @@ def _tiers(view: View, report: GateReport, evidence: Evidence) -> None:
     if evidence.tiers is None:
         report.cannot(("KV205", "KV206"), evidence.missing.get("tiers", "no other tier was looked through"))
         return
-    report.looked("KV205", sum(tier.states is not None for tier in evidence.tiers), empty="there is no other tier")
+    silent = "no tier says which states it has a pool for" if evidence.tiers else "there is no other tier"
+    report.looked("KV205", sum(tier.states is not None for tier in evidence.tiers), empty=silent)
     # A tail is as needed as the rest: one page of a compressor's open group that is not there, and nothing resumes.
     needed = {state for group in view.required for state in group.states if state is not State.UNKNOWN}
     for tier in evidence.tiers:
@@ -235,7 +236,16 @@ def _foreign(report: GateReport, tier: TierReport, own: str) -> None:
     report.looked("KV206", len(tier.entries), empty="no tier holds an entry")
     foreign = [entry for entry in tier.entries if entry.fingerprint != own]
     if foreign:
-        report.add("KV206", tier=tier.name, count=len(foreign), checked=len(tier.entries), name=foreign[0].name)
+        report.add(
+            "KV206",
+            tier=tier.name,
+            count=len(foreign),
+            checked=len(tier.entries),
+            name=foreign[0].name,
+            foreign=foreign[0].fingerprint or "none",
+            own=own,
+            folder="" if tier.folder is None else f" ({tier.folder})",
+        )
 
 
 def _identities(report: GateReport, evidence: Evidence) -> None:

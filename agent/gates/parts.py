@@ -21,8 +21,9 @@ def check_parts(view: View, report: GateReport, evidence: Evidence) -> None:
     for tier in evidence.tiers:
         described = [entry for entry in tier.entries if entry.pages or entry.ranks is not None]
         report.looked("KV308", len(tier.entries), empty="no tier holds an entry")
+        whole = "entries of the tiers are single pages: none lists its parts"
         for code in ("KV311", "KV303"):
-            report.looked(code, len(described), empty="entries of the tiers are single pages: none lists its parts")
+            report.looked(code, len(described), empty=whole if tier.entries else "no tier holds an entry")
         for entry in described:
             _complete(report, tier, entry)
         waiting = [entry for entry in tier.entries if entry.registered and not entry.acknowledged]

@@ -16,6 +16,7 @@ MAX_RETURNS = 16
 """Admissions of one request that came to nothing before it is called a loop."""
 
 _NOBODY = Evidence()
+_SUSPECT = "; answers that read these pages are suspect"
 
 
 def check(view: View, report: GateReport, plan: Mapping[PageId, int] | None) -> None:
@@ -113,6 +114,8 @@ def _plans(view: View, report: GateReport, evidence: Evidence, plan: Mapping[Pag
                 count=len(moved),
                 planned=record.planned[moved[0]],
                 found=record.found.get(moved[0]),
+                then=_SUSPECT if record.executed else "",
+                command="kvctl invalidate page:PAGES" if record.executed else None,
             )
 
 
@@ -159,7 +162,9 @@ def _graphs(view: View, report: GateReport, evidence: Evidence) -> None:
         report.cannot(["KV531"], uncaptured)
         report.cannot(["KV532"], evidence.missing.get("padding", uncaptured))
         return
-    report.looked("KV531", len(graphs.buffers), empty=uncaptured)
+    # Batches without buffers: something was captured, or is padded as if it were.
+    unread = "the addresses of captured buffers were not read" if graphs.batches else uncaptured
+    report.looked("KV531", len(graphs.buffers), empty=evidence.missing.get("graphs", unread))
     for buffer in graphs.buffers:
         if buffer.captured != buffer.now:
             report.add("KV531", name=buffer.name, captured=hex(buffer.captured), now=hex(buffer.now))
@@ -183,6 +188,7 @@ def _padding(view: View, report: GateReport, batch: CapturedBatch) -> None:
             "KV532",
             pages=pages,
             name=batch.name,
+            where=f"captured batch {batch.name}" if batch.captured else batch.name,
             rows=", ".join(map(str, rows)),
             ids=", ".join(map(str, pages[:32])),
         )

@@ -19,6 +19,12 @@ MAX_PAGES = 4096
 _GROUP_FIELDS = {"group", "raised"}
 """Values that are group ids: a sentence shows the group's name."""
 
+_AMOUNTS = frozenset(
+    {"count", "value", "expected", "lost", "from_tokens", "to_tokens", "engine", "size", "median", "kernel", "external",
+     "keys", "carried", "table", "required", "holders"}
+)  # fmt: skip
+"""Values that are numbers of tokens, bytes, pages or times, never ids: a sentence shows their thousands."""
+
 _NUMBERED = re.compile(r"\[([^|\]]*)\|([^\]]*)\]")
 """``[page is|pages are]`` in a sentence: the words for one, and for any other number."""
 
@@ -69,6 +75,7 @@ class GateReport:
         group: int | None = None,
         tokens: tuple[Tokens, Tokens] | None = None,
         harmless: bool = False,
+        command: str | None = None,
         **values: str | float | None,
     ) -> None:
         """Add a finding; the catalogue's sentence is filled in with ``values`` (and with ``page``, ``group``).
@@ -78,6 +85,7 @@ class GateReport:
             pages: Pages that it is about.
             group: Group that it is about.
             tokens: Range of tokens that it is about.
+            command: In the place of the catalogue's command.
             harmless: Output is right in this instance of an error: a warning, whatever is on record.
             values: What the sentence needs, and more.
         """
@@ -90,6 +98,8 @@ class GateReport:
         if group is not None:
             filled.setdefault("group", group)
         shown = {name: "unknown" if value is None else value for name, value in filled.items()}
+        for name in _AMOUNTS & shown.keys():
+            shown[name] = f"{shown[name]:,}" if isinstance(shown[name], int) else shown[name]
         for name in _GROUP_FIELDS & shown.keys():
             shown[name] = self._group_name(shown[name])
         severity, experimental = severity_of(entry, self._engine, self._record)
@@ -102,12 +112,12 @@ class GateReport:
             Finding(
                 code=code,
                 severity=severity,
-                sentence=_numbered(entry.sentence, shown.get("count")).format(**shown),
+                sentence=_numbered(entry.sentence, filled.get("count")).format(**shown),
                 pages=named,
                 group=None if group is None else GroupId(group),
                 tokens=tokens,
                 values=filled,
-                remedy=_command(entry.command, named),
+                remedy=_command(command or entry.command, named),
                 experimental=experimental,
             )
         )

@@ -95,4 +95,5 @@ def _ancestors(view: View, index: KeyIndex, ends: Flags, group: Group) -> Flags:
     used = used[canonical]
     tokens = view.tokens[index.pages]
     lost = used & (parents == 0) & (tokens > group.block_size)  # the way goes on from here, nobody knows where
-    return used | (tokens < tokens[lost].max(initial=0))
+    maybe: Flags = tokens < tokens[lost].max(initial=0)
+    return used | maybe

@@ -211,6 +211,10 @@ class View:
         """Name of the request with this index."""
         return "unknown" if self.requests is None else self.requests[int(number)].id
 
+    def group_name(self, number: int) -> str:
+        """Name of a group; its number where there is no such group."""
+        return self.groups[number].name if 0 <= number < len(self.groups) else str(number)
+
     def holder_ids(self) -> list[int]:
         """Pages with holders beyond request tables."""
         return [] if self.snapshot.holders is None else [int(page) for page in self.snapshot.holders]

@@ -62,4 +62,4 @@ def _batch(rank: int, table: Any) -> CapturedBatch:
     for row, ids in table["held"]:
         rows[int(row)] = tuple(PageId(int(page)) for page in ids)
     name = f"block table of group {int(table['group'])} on rank {rank}"
-    return CapturedBatch(name=name, live=int(table["live"]), rows=tuple(rows))
+    return CapturedBatch(name=name, live=int(table["live"]), rows=tuple(rows), captured=False)

@@ -197,6 +197,8 @@ class TierReport:
     """States it has a pool for; None where it does not say."""
     fingerprinted: bool = True
     """Its entries are meant to carry a fingerprint."""
+    folder: str | None = None
+    """Where its files lie; None: it has none, or does not say."""
     ranks: int = 1
     entries: tuple[TierEntry, ...] = ()
 
@@ -252,12 +254,14 @@ class CapturedBuffer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedBatch:
-    """One batch of a captured graph: rows up to ``live`` are requests, the rest is padding."""
+    """One batch, of a captured graph for example: rows up to ``live`` are requests, the rest is padding."""
 
     name: str
     live: int
     rows: tuple[tuple[PageId, ...], ...]
     """Page ids that each row of the block table holds."""
+    captured: bool = True
+    """A graph was captured for it; False: a table that any batch uses, ``name`` says which."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

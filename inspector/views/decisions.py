@@ -13,6 +13,7 @@ from agent.model.snapshot import Snapshot
 from ..explain import OUTCOMES, REASONS
 from ..format import UNKNOWN, bar, count, duration, when
 from ..report import Cell, Column, Facts, Json, Kind, Prose, Report, Table, Tone, Value
+from ..retention import advice
 from ..reuse import too_much
 from .common import group_name, head, notes, short
 
@@ -163,7 +164,7 @@ def story(snapshot: Snapshot, item: Decision) -> Report:
         facts += [
             ("WHY", [head_line, entry.cause]),
             ("CONFIRM", [entry.confirm]),
-            ("DO", [entry.action, *entry.commands]),
+            ("DO", [entry.action, *advice(geometry, [item]), *entry.commands]),
         ]
     facts.append(("LOOK-UP", [_lookup_line(item)]))
     return Report(

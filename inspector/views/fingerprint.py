@@ -6,10 +6,12 @@ Invariant: a part that could not be read is said with its reason, and never coun
 
 from collections.abc import Sequence
 
+from agent.model.evidence import Weights
 from agent.model.fingerprint import READINGS, Difference, Fingerprint, Mode, Part, differences, unsure
 
 from ..format import clean, plural, when
 from ..report import Cell, Column, Facts, Json, Report, Table, Tone
+from . import weight_changes
 from .common import short
 
 _Facts = list[tuple[str, Sequence[str | Cell]]]
@@ -28,11 +30,12 @@ _DIFFERENCES = (
 )
 
 
-def fingerprint(found: Fingerprint, *, file: str | None = None) -> Report:
+def fingerprint(found: Fingerprint, weights: Weights | None = None, *, file: str | None = None) -> Report:
     """Return a fingerprint with all its fields.
 
     Args:
         found: What was read.
+        weights: Changes of the weights that were seen; None where nobody watches.
         file: Where it was written or comes from.
     """
     parts: list[tuple[str, Part]] = [("contract", found.contract), ("weights", found.weights)]
@@ -41,6 +44,7 @@ def fingerprint(found: Fingerprint, *, file: str | None = None) -> Report:
         ("READ", [when(found.taken_ns)]),
         *((name.upper(), _state(part)) for name, part in parts),
         ("MEMORY", [_MODES[found.mode]]),
+        ("CHANGES", weight_changes.lines(weights)),
     ]
     if file is not None:
         facts.append(("FILE", [file]))
@@ -53,7 +57,7 @@ def fingerprint(found: Fingerprint, *, file: str | None = None) -> Report:
     ]
     return Report(
         kind="fingerprint",
-        data=plain(found) | {"file": file},
+        data=plain(found) | {"file": file, "weight_changes": weight_changes.items(weights)},
         names=[found.short],
         blocks=[Facts(facts=facts), Table(columns=_FIELDS, rows=rows)],
     )

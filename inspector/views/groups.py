@@ -3,6 +3,7 @@
 Invariant: one row for each group, ordered by id. Read by ``kvctl inspect groups`` and the dashboard.
 """
 
+from agent.model.decision import Reason
 from agent.model.groups import Group
 from agent.model.snapshot import Snapshot
 from agent.model.states import Requirement, ResumeKind
@@ -11,6 +12,7 @@ from ..explain import REASONS
 from ..format import count, percent, plural
 from ..occupancy import GroupPages, Occupancy, occupancy
 from ..report import Cell, Column, Facts, Json, Kind, Report, Table, Tone, Value
+from ..retention import advice
 from ..reuse import Reuse, sum_up
 from .common import NO_TABLE, capture_line, engine_line, group_name, head, notes
 
@@ -181,5 +183,6 @@ def _summary(snapshot: Snapshot, found: Occupancy | None, reuse: Reuse | None) -
         (reason, group), tokens = max(reuse.lost.items(), key=lambda item: item[1])
         where = group_name(geometry, group) or "no single group"
         facts.append(("LIMITS", [f"{where} lost most: {count(tokens)} tokens, {reason}: {REASONS[reason].title}"]))
-        facts.append(("DO", [f"kvctl explain {reason}"]))
+        more = advice(geometry, snapshot.decisions or ()) if reason is Reason.NOT_RETAINED else []
+        facts.append(("DO", [*more, f"kvctl explain {reason}"]))
     return facts

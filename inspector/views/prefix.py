@@ -6,7 +6,7 @@ Invariant: the numbers come from the resume rules; a piece of the chain that no 
 
 from collections.abc import Mapping, Sequence
 
-from agent.model.decision import Hit, Reason
+from agent.model.decision import Decision, Hit, Reason
 from agent.model.groups import Group
 from agent.model.snapshot import Snapshot
 from agent.model.states import Requirement, Status, Tokens
@@ -14,8 +14,10 @@ from agent.resume import Recovery, evaluate, recoverable
 
 from ..explain import REASONS
 from ..format import bar, count, plural
+from ..placing import Placed
 from ..prefixes import Prefixes, PrefixRow, needed_ends
 from ..report import Cell, Column, Facts, Json, Kind, Prose, Report, Table, Tone, Value
+from ..retention import advice
 from ..selector import find, parse
 from ..symbols import FIVE, LEGEND, SHORT, sign
 from . import recovery
@@ -56,11 +58,12 @@ def prefix(
             notes=[*notes(snapshot), f"note: {NO_TABLE}"],
         )
     prefixes = Prefixes(snapshot)
-    nodes = find(prefixes, wanted, keys=chain)
-    row = prefixes.row(nodes)
+    placed = prefixes.placed(find(prefixes, wanted, keys=chain))
+    nodes = placed.chain
+    row = prefixes.row(nodes, known=placed.known)
     hit = _hit(prefixes, nodes)
     ways = _ways(prefixes, nodes, row, hit)
-    details = [_detail(prefixes, group, nodes, row) for group in snapshot.geometry.groups]
+    details = [_detail(prefixes, group, placed, row) for group in snapshot.geometry.groups]
     waterfall = [
         {
             "group": group_name(snapshot.geometry, step.group),
@@ -83,7 +86,7 @@ def prefix(
         data={**head(snapshot), "prefix": data},
         names=[key_text(row.key, reveal=True) if reveal else key_text(row.key, reveal=False)],
         blocks=[
-            Facts(facts=[*_facts(snapshot, row, hit, details, reveal=reveal), *_recoverable(ways)]),
+            Facts(facts=[*_facts(snapshot, row, hit, details, placed, reveal=reveal), *_recoverable(ways)]),
             Table(columns=_COLUMNS, rows=[_row(item, hit) for item in details]),
             Prose(lines=[Cell(LEGEND, Tone.DIM)]),
         ],
@@ -116,12 +119,12 @@ def _recoverable(ways: Sequence[Recovery] | None) -> list[tuple[str, Sequence[st
     return [("RECOVER", recovery.lines(ways))] if ways else []
 
 
-def _detail(prefixes: Prefixes, group: Group, chain: Mapping[Tokens, int], row: PrefixRow) -> Json:
+def _detail(prefixes: Prefixes, group: Group, placed: Placed, row: PrefixRow) -> Json:
     ends = needed_ends(group, row.logical)
-    nodes = prefixes.nodes
+    nodes, chain = prefixes.nodes, placed.chain
     there = [at for at in ends if at in chain and nodes.usable_pages[group.id, chain[at]] > 0]
-    missing = _ranges(prefixes.missing_ends(group, chain, ends), group.block_size)
-    unknown = [at for at in ends if at not in chain]
+    missing = prefixes.missing_ends(group, chain, ends, placed.known)
+    unknown = [at for at in ends if at not in chain and at not in missing]
     return {
         "group": group.name,
         "id": group.id,
@@ -131,7 +134,7 @@ def _detail(prefixes: Prefixes, group: Group, chain: Mapping[Tokens, int], row: 
         "needs_tokens": [ends[0] - group.block_size, ends[-1]] if ends else None,
         "needs_pages": len(ends),
         "has_pages": len(there),
-        "missing_tokens": missing,
+        "missing_tokens": _ranges(missing, group.block_size),
         "unknown_tokens": _ranges(unknown, group.block_size),
     }
 
@@ -155,21 +158,22 @@ def _row(item: Json, hit: Hit) -> list[Value]:
         else None
     )
     needs = item["needs_tokens"]
-    known = not item["unknown_tokens"]
-    own = hit.per_group[item["id"]] if known and item["id"] < len(hit.per_group) else None
+    block = (needs[1] - needs[0]) // item["needs_pages"] if needs else 1
+    unplaced = sum((end - start) // block for start, end in item["unknown_tokens"])
+    own = hit.per_group[item["id"]] if not unplaced and item["id"] < len(hit.per_group) else None
     return [
         sign(Status(item["status"])),
         item["group"],
         item["status"] if item["required"] else f"{item['status']} (optional)",
         f"{needs[0]:,}-{needs[1]:,}" if needs else "nothing",
-        f"{item['has_pages']:,} of {item['needs_pages']:,}",
+        f"{item['has_pages']:,} of {item['needs_pages']:,}" + (f", {unplaced:,} unknown" if unplaced else ""),
         Cell(first, Tone.BAD),
         own,
     ]
 
 
 def _facts(
-    snapshot: Snapshot, row: PrefixRow, hit: Hit, details: Sequence[Json], *, reveal: bool
+    snapshot: Snapshot, row: PrefixRow, hit: Hit, details: Sequence[Json], placed: Placed, *, reveal: bool
 ) -> list[tuple[str, Sequence[str | Cell]]]:
     def line(name: str, tokens: int | None) -> str:
         return f"{name:<8} {bar(None if tokens is None else tokens / row.tokens, 24)} {count(tokens):>9}"
@@ -184,7 +188,9 @@ def _facts(
     if usable is None:
         facts.append(("WHY", [_UNPROVEN]))
     elif usable < row.logical:
-        facts += _why(snapshot, hit, details)
+        by = placed.decision  # one about another boundary says nothing of this one
+        told = by if by is not None and by.logical == row.logical else None
+        facts += _why(snapshot, hit, details, told)
     else:
         whole = row.logical >= row.tokens - row.tokens % snapshot.geometry.alignment
         beyond = f"beyond token {count(row.logical)} no page is known at a boundary that can be hit"
@@ -195,8 +201,8 @@ def _facts(
 
 
 _UNPROVEN = (
-    "usable is unknown: a group is of a kind that kvctl does not know, or the prefix was cached before kvctl followed "
-    "the engine, which keeps no chain: nobody can say which pages lie before these"
+    "usable is unknown: a group is of a kind that kvctl does not know, the prefix was cached before kvctl followed "
+    "the engine, which keeps no chain, or a page inside it is gone: nobody can say which pages lie before these"
 )
 
 _ONE_LOOK = (
@@ -205,7 +211,9 @@ _ONE_LOOK = (
 )
 
 
-def _why(snapshot: Snapshot, hit: Hit, details: Sequence[Json]) -> list[tuple[str, Sequence[str | Cell]]]:
+def _why(
+    snapshot: Snapshot, hit: Hit, details: Sequence[Json], decision: Decision | None
+) -> list[tuple[str, Sequence[str | Cell]]]:
     """Say which group stops the prefix; one table shows that a page is missing, not how it went missing."""
     limiting = group_name(snapshot.geometry, hit.limiting_group) or "no single group"
     missing: list[list[Tokens]] = next(
@@ -214,14 +222,14 @@ def _why(snapshot: Snapshot, hit: Hit, details: Sequence[Json]) -> list[tuple[st
     text = f"{limiting} limits" + (
         f": no page of this prefix is known in it for tokens {missing[0][0]:,}-{missing[0][1]:,}" if missing else ""
     )
-    if hit.reason is None or hit.reason is Reason.UNKNOWN:
-        action = [
-            _ONE_LOOK,
-            "kvctl decisions -f",
-        ]
-        return [("WHY", [text]), ("DO", action)]
-    entry = REASONS[hit.reason]
-    return [
-        ("WHY", [text, f"{hit.reason}: {entry.title}"]),
-        ("DO", [entry.action, f"kvctl explain {hit.reason}"]),
-    ]
+    reason, told = hit.reason, ""
+    if reason in {None, Reason.UNKNOWN} and decision is not None and decision.limiting_group == hit.limiting_group:
+        reason, told = decision.reason, f", says decision {decision.id}"
+    if reason is None or reason is Reason.UNKNOWN:
+        unnamed = any(item.chain is None for item in snapshot.decisions or ())  # one of these may be the one
+        lines = [_ONE_LOOK, "kvctl decisions" if unnamed else "kvctl decisions -f   while the engine runs"]
+        return [("WHY", [text]), ("DO", lines)]
+    entry = REASONS[reason]
+    more = f"kvctl explain {decision.id}" if told and decision is not None else f"kvctl explain {reason}"
+    dense = advice(snapshot.geometry, [decision]) if told and decision is not None else []
+    return [("WHY", [text, f"{reason}{told}: {entry.title}"]), ("DO", [entry.action, *dense, more])]

@@ -3,9 +3,11 @@
 Invariant: no tier and tiers that were not read are told apart. Read by ``kvctl inspect tiers``.
 """
 
-from agent.model.snapshot import Snapshot
+from agent.model.evidence import TierReport
+from agent.model.snapshot import Snapshot, Tier
+from agent.model.states import State
 
-from ..format import UNKNOWN, clean
+from ..format import UNKNOWN, clean, count
 from ..report import Column, Json, Kind, Prose, Report, Table
 from .common import head, notes
 
@@ -21,6 +23,9 @@ _COLUMNS = (
 def tiers(snapshot: Snapshot) -> Report:
     """Return one row for each tier."""
     found = snapshot.tiers
+    listed = None if snapshot.evidence is None or found is not None else snapshot.evidence.tiers
+    if listed is not None:
+        found = tuple(_of_report(tier) for tier in listed)
     items: list[Json] = [
         {
             "name": tier.name,
@@ -51,8 +56,21 @@ def tiers(snapshot: Snapshot) -> Report:
         item_kind="tier",
         names=[item["name"] for item in items],
         blocks=[block],
-        notes=notes(snapshot),
+        notes=[*notes(snapshot), *([_LISTED] if listed else [])],
     )
+
+
+_LISTED = "note: what a tier holds in all was not read; these are the entries that were listed for kvctl validate"
+
+
+def _of_report(tier: TierReport) -> Tier:
+    """Return a tier as it was listed for the gates: entries one by one, perhaps the latest only, and no totals."""
+    details = {"listed": count(len(tier.entries))}
+    if tier.states is not None:
+        details["states"] = "+".join(sorted(state.value for state in tier.states if state is not State.UNKNOWN))
+    if not tier.fingerprinted:
+        details["fingerprint"] = "none"
+    return Tier(name=tier.name, kind=UNKNOWN, details=details)
 
 
 def _why_unread(snapshot: Snapshot) -> str:

@@ -11,6 +11,7 @@ from kvctl.options import Options, Part, new_app, with_options
 from kvctl.targets import open_session
 
 if TYPE_CHECKING:
+    from agent.model.evidence import Weights
     from agent.model.fingerprint import Fingerprint
 
 app = new_app()
@@ -36,7 +37,7 @@ def show(options: Options, full: Annotated[bool, _FULL] = False) -> None:
 
     file = options.target.snapshot
     if file is None:
-        options.output.show(view(_read(options, full=full)))
+        options.output.show(view(*_read(options, full=full)))
         return
     if full:
         raise UsageError(
@@ -45,7 +46,9 @@ def show(options: Options, full: Annotated[bool, _FULL] = False) -> None:
     from agent.fingerprint import of_snapshot
     from inspector.store import load
 
-    options.output.show(view(of_snapshot(load(file)), file=str(file)))
+    snapshot = load(file)
+    seen = None if snapshot.evidence is None else snapshot.evidence.weights
+    options.output.show(view(of_snapshot(snapshot), seen, file=str(file)))
 
 
 @app.command()
@@ -117,22 +120,23 @@ def pin(
     from agent.jsonfile import is_there
     from inspector.views.fingerprint import fingerprint as view
 
-    found = _read(options, full=full)
+    found, weights = _read(options, full=full)
     path = file or pin_path(found.name)
     if is_there(path) and not force:
         raise RefusedError(
             f"{path} exists", why="a pin is what was agreed; it is not replaced in passing", next_step="add --force"
         )
     save(found, path)
-    options.output.show(view(found, file=str(path)))
+    options.output.show(view(found, weights, file=str(path)))
 
 
-def _read(options: Options, *, full: bool) -> "Fingerprint":
-    from agent.fingerprint import read
+def _read(options: Options, *, full: bool) -> "tuple[Fingerprint, Weights | None]":
+    from agent.fingerprint import changes, read
     from agent.model.fingerprint import Mode
 
     with open_session(options.target, options.timeout_s) as session:
-        return read(session, mode=Mode.FULL if full else Mode.SAMPLE, deadline_s=options.timeout_s)
+        found = read(session, mode=Mode.FULL if full else Mode.SAMPLE, deadline_s=options.timeout_s)
+        return found, changes(session, deadline_s=options.timeout_s)  # reading the weights may have found one
 
 
 def _compare(options: Options, before: "Fingerprint", after: "Fingerprint", names: tuple[str, str]) -> None:

@@ -209,11 +209,11 @@ def case_11() -> Snapshot:
 
 
 def case_12() -> Snapshot:
-    """On-disk record that is registered while its transfer is not acknowledged; a request waits for it."""
+    """On-disk record, registered while its transfer is not acknowledged: it brought a waiting request nothing."""
     snapshot = _tier(TierEntry(tier="disk", name="record", fingerprint="abcd1234", acknowledged=False))
     pool = PoolBuilder(geometry=deepseek_v4(), pages=1_024)
     pool.evidence = snapshot.evidence or Evidence()
-    pool.look_up(chain_of("a", EXTENDED, 4), EXTENDED, outcome=Outcome.PREFETCHING, external=1_792)
+    pool.look_up(chain_of("a", EXTENDED, 4), EXTENDED, outcome=Outcome.PREFETCHING)
     return pool.build()
 
 

@@ -12,6 +12,7 @@ from agent.model.finding import GateResult
 
 _NO_TIER = "there is no other tier"
 _SINGLE = "entries of the tiers are single pages: none lists its parts"
+_NO_ENTRY = "no tier holds an entry"
 _NO_HOST = "no worker describes the host pool of OffloadingConnector"
 _NO_NVML = "no NVIDIA driver library (NVML) on this host"
 _NO_EVENTS = "event streams are not read in this version"
@@ -73,19 +74,20 @@ UNTIL: Mapping[str, frozenset[str]] = {
     "KV118": frozenset({"no page carries a key"}),
     "KV119": frozenset({"no page carries a key"}),
     "KV202": frozenset({"no contract was pinned (kvctl fingerprint pin)"}),
-    "KV205": frozenset({_NO_TIER}),
-    "KV206": frozenset({"no tier holds an entry"}),
+    "KV205": frozenset({_NO_TIER, "no tier says which states it has a pool for"}),
+    "KV206": frozenset({_NO_ENTRY}),
     "KV209": frozenset({"fewer than 20 decisions: the usual prompt is not known"}),
     "KV301": frozenset({_UNEXPLAINED, _SINCE, "no group keeps a window"}),
     "KV302": frozenset({_UNEXPLAINED, _SINCE, "no group keeps a tail"}),
-    "KV303": frozenset({_UNEXPLAINED, _SINCE, _SINGLE}),
+    "KV303": frozenset({_UNEXPLAINED, _SINCE, _SINGLE, _NO_ENTRY}),
     "KV304": frozenset({_UNEXPLAINED, _SINCE, "no group is recurrent"}),
     "KV305": frozenset({_UNASKED}),
     "KV306": frozenset({_UNASKED}),
     "KV307": frozenset({_UNASKED}),
-    "KV308": frozenset({_UNEXPLAINED, _NO_TIER, "no tier holds an entry"}),
+    "KV308": frozenset({_UNEXPLAINED, _NO_TIER, _NO_ENTRY}),
     "KV309": frozenset({"fewer than 20 decisions with a page table found anything cached"}),
     "KV310": frozenset({"fewer than 64 pages of full history are cached"}),
+    "KV311": frozenset({_NO_ENTRY}),
     "KV312": frozenset({"no decision was made yet", "no group is recurrent"}),
     "KV402": frozenset({"no kernel of this engine asks for an alignment of block strides"}),
     "KV403": frozenset({_NO_UNIT}),
@@ -96,7 +98,9 @@ UNTIL: Mapping[str, frozenset[str]] = {
     "KV511": frozenset({"nothing was recovered"}),
     "KV521": frozenset({"no plan was made, and no page was bound yet"}),
     "KV522": frozenset({_NO_BIND}),
-    "KV531": frozenset({"no graph was captured (the engine may run without)"}),
+    "KV531": frozenset(
+        {"no graph was captured (the engine may run without)", "the addresses of captured buffers were not read"}
+    ),
     "KV532": frozenset({"no batch is padded"}),
 }
 """What a user is told while there is nothing that a code could look at yet, or not on this model."""

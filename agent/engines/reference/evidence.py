@@ -191,7 +191,8 @@ def _tiers(engine: Any) -> Iterable[TierReport]:
         entries = tuple(TierEntry(tier="host", name=name.file, fingerprint=engine.fingerprint) for name in ready)
         yield TierReport(name="host", states=states, entries=entries + _under_way(tiers, "host", engine.fingerprint))
     if tiers.disk is not None:
-        yield TierReport(name="disk", states=states, entries=tuple(_files(tiers, engine.fingerprint)))
+        entries = tuple(_files(tiers, engine.fingerprint))
+        yield TierReport(name="disk", states=states, entries=entries, folder=str(tiers.disk.folder))
 
 
 def _under_way(tiers: Any, tier: str, own: str) -> tuple[TierEntry, ...]:

@@ -97,6 +97,7 @@ def test_overwritten_weights_are_found_and_their_pages_taken(server: Server) -> 
     assert "update" in told["sentence"]
     shown = server.kvctl("fingerprint", "show", "-o", "json").json
     assert shown["weights"]["fields"]["engine_version"] == "v2"
+    assert shown["weight_changes"][-1]["cause"] == "update"
 
 
 def causes(session: Session) -> tuple[str, ...]:
