@@ -264,8 +264,9 @@ class Dashboard(Frame):
         self.view.filter_text = text
 
     def _save(self, text: str) -> None:
-        if text.strip():
-            self._start("saving", jobs.save_to(Path(text.strip()).expanduser(), self._version))
+        if text.strip() and self.picture is not None:
+            path = Path(text.strip()).expanduser()
+            self._start("saving", jobs.save_to(path, self._version, self.picture.snapshot))
 
     def _selected(self) -> tuple[Selector, tuple[bytes, ...] | None]:
         view, picture = self.view, self.picture

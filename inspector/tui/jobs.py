@@ -6,6 +6,7 @@ job at a time. Started by the app.
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from textual.message import Message
@@ -112,11 +113,27 @@ def carry_out(plan: Plan) -> Job:
     return job
 
 
-def save_to(path: Path, version: str) -> Job:
-    """Return the job that saves a whole snapshot, keys and ids replaced."""
+def save_to(path: Path, version: str, shown: Snapshot) -> Job:
+    """Return the job that saves a whole snapshot, keys and ids replaced.
+
+    Args:
+        path: Where.
+        version: Of kvctl.
+        shown: What is on the screen: the decisions that were explained there are explained in the file as well.
+    """
 
     def job(link: Link, timeout_s: float) -> Message:
-        save(_whole(link, timeout_s, evidence=False), path, version=version)
+        save(_explained(_whole(link, timeout_s, evidence=False), shown), path, version=version)
         return Remark(f"saved {path}; keys and request ids were replaced: it can be handed on")
 
     return job
+
+
+def _explained(snapshot: Snapshot, shown: Snapshot) -> Snapshot:
+    """Add the decisions that were followed so far; whoever joins now has none explained."""
+    engines = {(one.engine.pid, one.engine.start_ticks) for one in (snapshot, shown)}
+    if len(engines) > 1 or not shown.decisions:
+        return snapshot
+    known = {item.id: item for item in snapshot.decisions or ()}
+    known |= {item.id: item for item in shown.decisions if item.logical is not None or item.id not in known}
+    return replace(snapshot, decisions=tuple(known[number] for number in sorted(known)))

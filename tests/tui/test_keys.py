@@ -7,14 +7,17 @@ from typing import Any
 
 from textual.widgets import Input
 
+from agent.model.decision import Outcome
 from agent.model.snapshot import Snapshot
 from inspector.columns import columns_of
 from inspector.store import load
 from inspector.tui.app import Dashboard
 from inspector.tui.help import KEYS
+from inspector.tui.jobs import save_to
+from inspector.tui.messages import Remark
 from tests.support.cli import FakeSession
 from tests.support.dashboard import Driver, ScriptedLink, drive, held
-from tests.support.snapshots import gemma
+from tests.support.snapshots import decision, gemma
 
 SIZE = (100, 30)
 
@@ -179,6 +182,23 @@ def test_save(tmp_path: Path) -> None:
     saved = load(file)
     assert saved.pages is not None
     assert all("alice" not in item.request for item in saved.decisions or ())
+
+
+def test_a_saved_file_keeps_what_was_explained(tmp_path: Path) -> None:
+    """Decisions that the dashboard has followed are explained in the file, though whoever saves it joins only then."""
+    shown = gemma()
+    late = tuple(replace(item, logical=None, lost=()) for item in shown.decisions or ())[1:]
+    newer = decision(9, "newer", Outcome.UNKNOWN, 100, None, 50)
+    session = changing(allowed=False)
+    session.full = replace(shown, decisions=(*late, newer))
+    message = save_to(file := tmp_path / "f.kvsnap", "0", shown)(ScriptedLink(shown, session=session), 1.0)
+    assert isinstance(message, Remark)
+    saved = load(file).decisions or ()
+    assert [item.id for item in saved] == [*(item.id for item in shown.decisions or ()), 9]
+    assert [item.logical for item in saved[:-1]] == [item.logical for item in shown.decisions or ()]
+    other = replace(shown, engine=replace(shown.engine, start_ticks=shown.engine.start_ticks + 1))
+    save_to(file, "0", other)(ScriptedLink(shown, session=session), 1.0)
+    assert len(load(file).decisions or ()) == len(late) + 1
 
 
 def test_plan_on_a_read_only_engine() -> None:
