@@ -50,6 +50,12 @@ class Orders:
         with self._lock:
             self._serving = True
 
+    def make(self) -> None:
+        """Make the folder, unless the end has come: what ends this process removes it and lets nobody make it again."""
+        with self._lock:
+            if self._scratch is not None:
+                self._scratch.mkdir(mode=0o700)
+
     def clean(self) -> None:
         """Remove the folder."""
         if self._scratch is not None:
@@ -95,8 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ExitStack() as undo:
         orders.listen()
         undo.callback(orders.clean)
-        if options.scratch is not None:
-            options.scratch.mkdir(mode=0o700)
+        orders.make()
         _serve(options, orders, undo)
     return 0
 

@@ -127,6 +127,16 @@ def test_nothing_stays_of_a_demo_that_is_killed(moment: str, name: str) -> None:
         assert "Traceback" not in demo.said()
 
 
+def test_an_engine_whose_parent_is_gone_at_once_leaves_nothing(tmp_path: Path) -> None:
+    """The end may come while the engine makes its folder: either it is removed, or it is not made any more."""
+    command = [sys.executable, "-P", "-m", "agent.reference.serve", "--scratch", str(tmp_path / "scratch")]
+    environment = clean_environment() | {"PYTHONPATH": str(ROOT)}
+    for _ in range(20):
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, env=environment, cwd=ROOT, timeout=60, check=False)
+        assert done.returncode == 0
+        assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGHUP", "SIGQUIT"])
 def test_every_signal_ends_it_in_order(name: str) -> None:
     """A closed terminal, ^C and SIGQUIT clean up as well, and the exit code is that of the signal."""
