@@ -6,6 +6,7 @@ holds the structure of what it sees against them: every word and label, not the 
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tests.support.server import Server, serve
 from tests.support.terminal import Terminal, terminal
 from tests.support.waiting import wait_for
 
+STILL_S = 0.4
 SCREENS = Path(__file__).with_name("screens")
 SIZES = ((80, 24), (160, 50))
 BLOCK = 32
@@ -68,15 +70,18 @@ def structure(text: str) -> list[str]:
 
 
 def settled(window: Terminal, size: tuple[int, int], *words: str) -> str:
-    """Return the screen once it has its size, shows all words, and stands still between two looks."""
-    seen = ""
+    """Return the screen once it has its size, shows all words, and has stood still: a change is drawn in pieces."""
+    seen, since = "", 0.0
 
     def found() -> str | None:
-        nonlocal seen
+        nonlocal seen, since
         before, seen = seen, window.screen()
+        if seen != before:
+            since = time.monotonic()
         lines = seen.splitlines()
         whole = len(lines) == size[1] and any(key in lines[-1] for key in ("q quit", "esc back"))
-        return seen if whole and seen == before and all(word in seen for word in words) else None
+        still = time.monotonic() - since > STILL_S
+        return seen if whole and still and all(word in seen for word in words) else None
 
     return str(wait_for(found, f"{words} on a screen of {size}"))
 
