@@ -110,7 +110,7 @@ def of_snapshot(snapshot: Snapshot) -> list[Sample]:
 
 def _of_pages(snapshot: Snapshot, pages: PageColumns) -> list[Sample]:
     group, cached = columns.groups(pages), columns.cached(pages)
-    stale = columns.stale(pages, None if snapshot.evidence is None else snapshot.evidence.weights)
+    stale = columns.stale(pages, snapshot.weights)
     moving = columns.in_transit(pages) & ~stale
     samples = []
     for found in snapshot.geometry.groups:

@@ -60,4 +60,4 @@ def stale(snapshot: Snapshot, columns: Columns) -> Mask:
     """Return the cached pages whose content must not be used, see :func:`agent.columns.stale`."""
     if snapshot.pages is None:
         return np.zeros(columns.count, np.bool_)
-    return raw.stale(snapshot.pages, None if snapshot.evidence is None else snapshot.evidence.weights)
+    return raw.stale(snapshot.pages, snapshot.weights)

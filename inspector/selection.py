@@ -66,7 +66,7 @@ def select(snapshot: Snapshot, selector: Selector, *, chain: tuple[bytes, ...] |
 
 
 def _stale(snapshot: Snapshot, columns: Columns) -> Mask:
-    weights = None if snapshot.evidence is None else snapshot.evidence.weights
+    weights = snapshot.weights
     if weights is None:
         raise InconclusiveError(
             "this engine does not say when its weights changed",

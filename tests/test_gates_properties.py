@@ -149,14 +149,16 @@ def test_every_code_can_be_planted_somewhere() -> None:
     assert set(untested()) == {"KV307", "KV310", "KV541"}
 
 
+WINDOWED = Geometry(
+    groups=(group_of(0, ResumeKind.FULL, 16), group_of(1, ResumeKind.WINDOW, 16, window_past_tokens=31)),
+    hash_unit=16,
+    alignment=16,
+)
+
+
 def test_a_stranded_pool_is_found() -> None:
     """Full history without any window is stranded; with its windows it is not."""
-    geometry = Geometry(
-        groups=(group_of(0, ResumeKind.FULL, 16), group_of(1, ResumeKind.WINDOW, 16, window_past_tokens=31)),
-        hash_unit=16,
-        alignment=16,
-    )
-    chain = chain_of("a", 1_600, 16)
+    geometry, chain = WINDOWED, chain_of("a", 1_600, 16)
     whole = PoolBuilder(geometry=geometry, pages=512)
     whole.prompt(chain, 1_600)
     assert "KV310" not in {finding.code for result in run(whole.build()) for finding in result.findings}
@@ -168,12 +170,7 @@ def test_a_stranded_pool_is_found() -> None:
 
 def test_pages_above_an_unknown_parent_may_be_usable() -> None:
     """Where a reader joined late, a chain ends before its root: what may lie above is not called stranded."""
-    geometry = Geometry(
-        groups=(group_of(0, ResumeKind.FULL, 16), group_of(1, ResumeKind.WINDOW, 16, window_past_tokens=31)),
-        hash_unit=16,
-        alignment=16,
-    )
-    chain = chain_of("a", 1_600, 16)
+    geometry, chain = WINDOWED, chain_of("a", 1_600, 16)
     pool = PoolBuilder(geometry=geometry, pages=512)
     pool.prompt(chain, 1_600)
     snapshot = pool.build()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from .decision import Decision
-from .evidence import Evidence
+from .evidence import Evidence, Weights
 from .groups import Geometry
 from .states import PageId, Tokens
 
@@ -188,3 +188,8 @@ class Snapshot:
     evidence: Evidence | None = None
     """What the gates need beyond the tables (``agent.model.evidence``); None: nothing of it was read."""
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def weights(self) -> Weights | None:
+        """What was seen of the weights; None: nothing was read."""
+        return None if self.evidence is None else self.evidence.weights

@@ -47,7 +47,7 @@ def show(options: Options, full: Annotated[bool, _FULL] = False) -> None:
     from inspector.store import load
 
     snapshot = load(file)
-    seen = None if snapshot.evidence is None else snapshot.evidence.weights
+    seen = snapshot.weights
     options.output.show(view(of_snapshot(snapshot), seen, file=str(file)))
 
 

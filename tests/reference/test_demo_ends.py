@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.demos import engines_in
 from tests.support.engine_env import ROOT, clean_environment, short_folder
 from tests.support.reference import NIGHTLY
 from tests.support.waiting import wait_for
@@ -36,15 +37,7 @@ class Demo:
 
     def engines(self) -> list[int]:
         """Return the processes that serve for it."""
-        found = []
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
-                words = path.read_bytes()
-            except OSError:
-                continue
-            if b"agent.reference.serve" in words and bytes(self.temporary) in words:
-                found.append(int(path.parent.name))
-        return found
+        return engines_in(self.temporary)
 
     def loads(self) -> bool:
         """Whether its engine loads torch."""

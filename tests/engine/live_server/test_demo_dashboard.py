@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import engine_env
+from tests.support.demos import engines_in
 from tests.support.engine_env import short_folder
 from tests.support.terminal import Terminal, terminal
 from tests.support.waiting import wait_for
@@ -34,19 +35,6 @@ def _demo(folder: Path, *arguments: str) -> tuple[list[str], dict[str, str]]:
     return ["sh", "-c", f"{words}; echo ended with $?; cat"], environment
 
 
-def _engines(folder: Path) -> list[int]:
-    """Return the processes that serve from this folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes()
-        except OSError:
-            continue
-        if b"agent.reference.serve" in words and str(folder).encode() in words:
-            found.append(int(path.parent.name))
-    return found
-
-
 def _report(window: Terminal) -> str:
     """Leave the dashboard; return what stands on the screen then."""
     window.press("q")
@@ -58,12 +46,12 @@ def test_the_dashboard_opens_and_leaves_nothing(folder: Path) -> None:
     command, environment = _demo(folder)
     with terminal(command, columns=80, rows=24, environment=environment, folder=engine_env.ROOT) as window:
         window.shows("[1 Overview]", "logical hit", "usable hit", "live, every 1 s")
-        assert len(_engines(folder)) == 1
+        assert len(engines_in(folder)) == 1
         window.resize(80, 60)
         text = _report(window)
         assert "ended with 0" in text
         assert all(word in text for word in ("logical", "usable", "Four gates"))
-        assert not _engines(folder)
+        assert not engines_in(folder)
         wait_for(lambda: not list(folder.iterdir()), "an empty folder")
 
 
@@ -72,7 +60,7 @@ def test_a_fault_is_found_behind_the_dashboard(folder: Path) -> None:
     command, environment = _demo(folder, "--inject", "foreign-disk-file")
     with terminal(command, columns=80, rows=70, environment=environment, folder=engine_env.ROOT) as window:
         window.shows("[1 Overview]", "usable hit")
-        judge = [sys.executable, "-m", "kvctl", "validate", "--pid", str(_engines(folder)[0]), "-o", "json"]
+        judge = [sys.executable, "-m", "kvctl", "validate", "--pid", str(engines_in(folder)[0]), "-o", "json"]
 
         def seen() -> bool:
             done = subprocess.run(
