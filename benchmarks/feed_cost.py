@@ -138,11 +138,10 @@ def run_step(side: Side, step: int, arrivals: Sequence[tuple[str, list[int]]], d
     middle = clock()
     if feed is not None:
         # As the probe does: only what must be known at once is done before the batch is on its way.
-        feed.after_schedule(step, scheduled)
-        feed.shadow()
-        feed.before_schedule(step + 1)
+        feed.dispatched(step, scheduled)
         after = clock()
-        feed.updated(step)
+        feed.before_update(step)
+        feed.after_update(step)
         end = clock()
         side.critical[-1].append(middle - begin + end - after)
         side.shadow[-1].append(after - middle)

@@ -55,9 +55,9 @@ def server_of(engine: TinyEngine) -> Server:
 
 def note(ghost: Ghost, count: int, stamp: int) -> list[bytes]:
     """Register ``count`` new keys of group 0 in one call, as a fold does."""
-    keys = [os.urandom(32) + bytes(4) for _ in range(count)]
+    keys = [os.urandom(32) for _ in range(count)]
     assert ghost.sink is not None
-    ghost.sink((stamp,), (count,), b"".join(keys))
+    ghost.sink((stamp,), (32 * count,), (0,), b"".join(keys))
     return keys
 
 
@@ -97,11 +97,11 @@ def test_a_ghost_set_that_shrinks_or_is_off_admits_it() -> None:
 def test_a_ghost_set_tells_registrations_apart() -> None:
     """Every page has the stamp of its own call, the first one counts, and a question between two of them is right."""
     ghost = Ghost(1 << 12)
-    keys = [bytes([number]) * 32 + number.to_bytes(4, "big") for number in range(4)]
-    ghost.add(range(7, 10), [1, 0, 2], keys[0] + keys[1] + bytes(36))
+    keys = [bytes([number]) * 32 for number in range(4)]
+    ghost.add(range(7, 10), [32, 0, 64], [0, 5, 1], keys[0] + keys[1] + bytes(32))
     assert [ghost.seen(0, keys[:1], before=stamp) for stamp in (7, 8)] == ["0", "1"]
     assert [ghost.seen(1, keys[1:2], before=stamp) for stamp in (9, 10)] == ["0", "1"]
-    ghost.add([5, 11], [1, 1], keys[1] + keys[2])
+    ghost.add([5, 11], [32, 32], [1, 2], keys[1] + keys[2])
     assert [ghost.seen(1, keys[1:2], before=stamp) for stamp in (5, 6)] == ["0", "1"]
     assert ghost.seen(2, keys[2:], before=12) == "10"
     assert ghost.seen(3, keys, before=12) == "0000"

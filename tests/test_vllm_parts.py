@@ -33,7 +33,8 @@ class Request:
 def test_a_probe_that_is_switched_off_holds_no_request() -> None:
     """Look-ups that were noted and not settled yet are let go with the hooks."""
     guard, manager = Guard(), Manager()
-    probe = SimpleNamespace(recorder=Recorder(Options(), Counters()), guard=guard, before_shadow=None, unsettled=False)
+    recorder = Recorder(Options(), Counters())
+    probe = SimpleNamespace(recorder=recorder, guard=guard, before_shadow=None, unsettled=False, feed=None)
     adapter = SimpleNamespace(quarantine=SimpleNamespace(held={}), bound=None)
     steps._hook_lookups(adapter, probe, Patches(), manager)
     request = Request()

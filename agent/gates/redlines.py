@@ -37,7 +37,7 @@ def check(view: View, report: GateReport, plan: Mapping[PageId, int] | None) -> 
     report.cannot(["KV541"], "event streams are not read in this version")
 
 
-def plan_conflicts(planned: Mapping[PageId, int], found: Mapping[PageId, int]) -> tuple[PageId, ...]:
+def plan_conflicts(planned: Mapping[PageId, int | None], found: Mapping[PageId, int | None]) -> tuple[PageId, ...]:
     """List the pages whose generation is not the planned one."""
     return tuple(sorted(page for page, stamp in planned.items() if found.get(page) != stamp))
 
@@ -112,7 +112,7 @@ def _plans(view: View, report: GateReport, evidence: Evidence, plan: Mapping[Pag
                 plan=record.id,
                 done="executed though" if record.executed else "refused because",
                 count=len(moved),
-                planned=record.planned[moved[0]],
+                planned=record.planned[moved[0]] or "unknown",
                 found=record.found.get(moved[0]),
                 then=_SUSPECT if record.executed else "",
                 command="kvctl invalidate page:PAGES" if record.executed else None,

@@ -140,8 +140,9 @@ class BindConflict:
     request: str
     checked: PageId
     bound: PageId
-    stamp_checked: int
-    stamp_bound: int
+    stamp_checked: int | None
+    """Stamp of the page at the check; None: not known, because it was registered anew since, or there are no stamps."""
+    stamp_bound: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,9 +158,9 @@ class PlanRecord:
     """A plan that was handed in for execution."""
 
     id: str
-    planned: Mapping[PageId, int]
-    """Stamp of each page when the plan was made."""
-    found: Mapping[PageId, int]
+    planned: Mapping[PageId, int | None]
+    """Stamp of each page when the plan was made; None: not known, but another one."""
+    found: Mapping[PageId, int | None]
     """Stamp of each page when the plan was to be executed."""
     executed: bool
     """False: refused."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from itertools import compress
 from typing import Any, Final
 
-from .port import Registration, Words
+from .port import Registration, Words, pages_of
 
 SHARED: Final = 255
 """Owner of pages of the adapters that came after the first 254: a change of any of those concerns all of them."""
@@ -57,7 +57,8 @@ class Adapters:
     def note(self, entries: Sequence[Registration], stamps: Words) -> None:
         """Take over registration calls that were just folded into ``stamps``."""
         owner, marks, of_request, ids = self._owner, self._marks, self._of_request, self._ids
-        for name, request, pages, mask, *_ in entries:
+        for call in entries:
+            _, name, request, pages, _, mask, *_ = call
             if name is None:
                 source, target = ids(pages)
                 if marks[source] == stamps[target]:
@@ -69,6 +70,7 @@ class Adapters:
             index = self._index.get(identity[0])
             if index is None or self.names.get(identity[1]) != identity[0]:
                 index = self.learn(identity)
+            pages = pages_of(call)
             for page in ids(pages if mask is None else compress(pages, mask)):
                 owner[page] = index
                 marks[page] = stamps[page]

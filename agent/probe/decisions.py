@@ -23,7 +23,7 @@ class StampSource(Protocol):
     """The part of the feed's stamps that decisions need."""
 
     @property
-    def latest(self) -> int:
+    def mark(self) -> int:
         """Stamp of the last registration."""
         ...
 
@@ -100,7 +100,7 @@ class Recorder:
         """A look-up follows: publish the table that it will see, if somebody compares."""
         if self.explaining and self.feed is not None:
             self._epoch = UNKNOWN_TABLE
-            self.saw(self.feed.cut(), self.feed.stamps.latest)
+            self.saw(self.feed.cut(), self.feed.stamps.mark)
 
     def saw(self, epoch: int, stamp: int) -> None:
         """The look-ups that come next saw the table of ``epoch``, whose last registration was ``stamp``."""

@@ -78,7 +78,7 @@ class Feed:
         if reason is not None:
             self.turn_off(reason)
             return
-        self._port.install(self.stamps.log.append, self._hook_failed)
+        self._port.install(self.stamps, self._hook_failed)
         self._installed = True
 
     def uninstall(self) -> None:
@@ -113,10 +113,9 @@ class Feed:
         if reason is not None:
             raise FeedOffError(reason)
         if self._out.ring is None:
-            self.stamps.fold()
             ring = Ring(self._ring_bytes, pages=self._port.pages, key_bytes=self._port.key_bytes)
             self._out.open(ring, self.epoch)
-            self.stamps.fresh = self._fresh
+            self.stamps.follow(self._fresh)
         self._readers[level] += 1
         self._apply_level()
 
@@ -137,7 +136,7 @@ class Feed:
             self._port.follow(self._pending.events(), references=references)
 
     def _close_ring(self) -> None:
-        self.stamps.fresh = None
+        self.stamps.follow(None)
         self._fresh.clear()
         self._pending.stop()
         self._scan.stop()
@@ -283,6 +282,16 @@ class Feed:
         if self.fence.scheduled(scheduled_ids) and self._out.ring is None:
             self.fence.forget_news()
 
+    def dispatched(self, step: int, scheduled_ids: Collection[str]) -> None:
+        """``after_schedule`` and ``shadow`` of ``step`` and ``before_schedule`` of the next one, in fewer frames."""
+        if self._out.ring is None:
+            if self.fence.scheduled(scheduled_ids):
+                self.fence.forget_news()
+        else:
+            self.fence.scheduled(scheduled_ids)
+            self.shadow()
+        self.stamps.begin_step(step + 1)
+
     def before_update(self, step: int) -> None:
         """The engine begins to process the output of schedule call ``step``."""
         self.stamps.begin_update(step)
@@ -294,15 +303,6 @@ class Feed:
             self.fence.processed()
             if self._out.ring is None:
                 self.fence.forget_news()
-
-    def updated(self, step: int) -> None:
-        """Like ``before_update`` and ``after_update`` at once, where the log was empty when the update began."""
-        stamps = self.stamps
-        if stamps.log:
-            stamps.enter_update(step)
-            self.after_update(step)
-        elif step > stamps.committed:
-            stamps.committed = step
 
     def note_weights_change(self, step: int) -> None:
         """Pages computed by calls after ``step`` belong to another weights epoch."""
@@ -372,7 +372,6 @@ class Feed:
 
     def stamp_of(self, page: int) -> int:
         """Return the stamp of a page, its generation; meaningless without a key."""
-        self.stamps.fold()
         return self.stamps.page_stamps[page]
 
     def status(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The ghost set: which keys were registered once, so that "evicted" can be told from "never there".
 
 Invariant: bounded; what it forgot is admitted (:attr:`Ghost.complete` is then False and an unknown key means "cannot
-tell"). The engine's thread hands in the plain bytes of all keys of a fold, which are kept as they come: some 25 ns a
-page, 36 bytes a key, and nothing for the garbage collector to look at. All other work lies with who asks, on the
+tell"). The engine's thread hands in the plain bytes of all hashes of a fold, which are kept as they come: some 10 ns a
+page, 32 bytes each, and nothing for the garbage collector to look at. All other work lies with who asks, on the
 probe's thread: the index by short names is made when somebody asks for the first time, and grows with each question.
 
 Keys stand in a few generations; the oldest goes as a whole, so forgetting costs no search.
@@ -27,24 +27,24 @@ class Generation:
     def __init__(self) -> None:
         self.count = 0
         """Registrations."""
-        self.folds: list[tuple[Sequence[int], Sequence[int], bytes]] = []
-        """Stamps of calls, pages of each, keys of all pages."""
+        self.folds: list[tuple[Sequence[int], Sequence[int], Sequence[int], bytes]] = []
+        """Stamps of calls, bytes of hashes of each, group of each, hashes of all pages."""
         self.names: dict[bytes, int] = {}
-        """First 16 bytes of a key and its group -> its least stamp, as far as it was read."""
+        """First 16 bytes of a hash and its group -> its least stamp, as far as it was read."""
         self._read = 0
 
-    def read(self) -> dict[bytes, int]:
-        """Index what was appended since the last question."""
+    def read(self, width: int) -> dict[bytes, int]:
+        """Index what was appended since the last question; hashes are ``width`` bytes long."""
         names = self.names
         fresh = self.folds[self._read :]
         self._read += len(fresh)
-        for marks, sizes, keys in fresh:
-            width = len(keys) // sum(sizes)
+        for marks, lengths, groups, hashes in fresh:
             end = 0
-            for mark, size in zip(marks, sizes, strict=True):
-                for _ in range(size):
-                    start, end = end, end + width
-                    name = keys[start : start + KEY_BYTES] + keys[end - GROUP_BYTES : end]
+            for mark, length, group in zip(marks, lengths, groups, strict=True):
+                suffix = group.to_bytes(GROUP_BYTES, "big")
+                begin, end = end, end + length
+                for start in range(begin, end, width):
+                    name = hashes[start : start + KEY_BYTES] + suffix
                     known = names.get(name)
                     if known is None or mark < known:
                         names[name] = mark
@@ -56,10 +56,12 @@ class Ghost:
 
     Args:
         capacity: Registrations remembered over all groups; 0 turns it off.
+        width: Bytes of a hash.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, *, width: int = 32) -> None:
         self.capacity = capacity
+        self.width = width
         self.complete = capacity > 0
         """No key was ever forgotten, left out, or registered before the probe came."""
         self.forgotten = 0
@@ -74,20 +76,21 @@ class Ghost:
         """What registrations are to be handed to; None while it is off."""
         return self.add if self.capacity else None
 
-    def add(self, marks: Sequence[int], sizes: Sequence[int], keys: bytes) -> None:
+    def add(self, marks: Sequence[int], lengths: Sequence[int], groups: Sequence[int], hashes: bytes) -> None:
         """Remember registrations.
 
         Args:
             marks: The stamp of each call.
-            sizes: The number of its pages; at least one call has some.
-            keys: The keys of all these pages, equally long, one after the other.
+            lengths: Bytes of the hashes of its pages.
+            groups: The group of its pages.
+            hashes: The hashes of all these pages, equally long, one after the other.
         """
         current = self._current
         if current.count >= min(self.capacity // GENERATIONS, GENERATION_KEYS):
             current = self._turn()
-        # No lists and no tuples of other things than numbers and bytes: those are not tracked for long.
-        current.folds.append((tuple(marks) if type(marks) is list else marks, tuple(sizes), keys))
-        current.count += sum(sizes)
+        # Tuples of numbers and bytes: the garbage collector does not track those for long.
+        current.folds.append((marks, lengths, groups, hashes))
+        current.count += len(hashes) // self.width
 
     def _turn(self) -> Generation:
         """Begin a new generation."""
@@ -114,7 +117,7 @@ class Ghost:
     def seen(self, group: int, keys: Iterable[bytes], *, before: int) -> str:
         """Tell for each key whether ``group`` registered it before a stamp: ``1`` yes, ``0`` no, ``?`` unknown."""
         current = self._current  # read first: a generation that is sealed meanwhile is then asked twice, not missed
-        indexes = [one.read() for one in (*self._sealed, current)]
+        indexes = [one.read(self.width) for one in (*self._sealed, current)]
         suffix = group.to_bytes(GROUP_BYTES, "big")
         absent = "0" if self.complete else "?"
         answers = []

@@ -83,12 +83,12 @@ class Probe:
         self.server: Server | None = None
         self.audit_log = AuditLog(None, (0, 0))
         self._environ = env
-        self._outputs: dict[int, int] = {}
+        self.outputs: dict[int, int] = {}
         self.unsettled = False
         """A schedule call returned, and what was left for the shadow of its batch is not done."""
         self.before_shadow: Callable[[], object] | None = None
         """What an adapter left for the shadow of the batch."""
-        self._scheduled: Iterable[str] = ()
+        self.scheduled: Iterable[str] = ()  # by the call that is unsettled
         self.ahead = 0  # the schedule call that the feed was told of as soon as the one before it was settled
         self._kill_at: float | None = None
         self._stopping = 0  # no; then it counts the ticks until the socket goes
@@ -139,7 +139,6 @@ class Probe:
         self.feed = self._try("feed", self._make_feed)
         if self.feed is not None:
             self.guard.on_open(self.feed.uninstall)
-            self.safe_point.idle_work = self.feed.idle
 
     def _make_feed(self) -> Any:
         from .feed import Feed  # noqa: PLC0415 - an engine without a feed never loads it
@@ -148,6 +147,7 @@ class Probe:
         feed.install()
         if feed.reason is not None:
             raise UnsupportedError(feed.reason)
+        self.ghost.width = feed.stamps.hash_bytes
         feed.stamps.remember = self.ghost.sink
         if (removal := removal_of(self, self._environ)) is not None:
             feed.on_weights_change = removal.changed
@@ -231,8 +231,7 @@ class Probe:
 
     def abandon(self) -> None:
         """In a forked child: this process has no engine of ours. Hooks are passages from now on."""
-        self.guard.on = False
-        self.guard.reason = "this process is a fork of the engine"
+        self.guard.on, self.guard.reason = False, "this process is a fork of the engine"
         server, self.server = self.server, None
         if server is not None:
             server.abandon()
@@ -256,8 +255,8 @@ class Probe:
 
     def end_schedule(self, output: object, scheduled: Iterable[str]) -> None:
         """A schedule call returned: only noted here, the batch waits. Engine's thread."""
-        self._outputs[id(output)] = self.recorder.step
-        self._scheduled = scheduled
+        self.outputs[id(output)] = self.recorder.step
+        self.scheduled = scheduled
         self.unsettled = True
 
     def dispatched(self) -> None:
@@ -265,31 +264,30 @@ class Probe:
         if not self.unsettled:
             return
         self.unsettled = False
-        scheduled, self._scheduled = self._scheduled, ()
+        scheduled, self.scheduled = self.scheduled, ()
         self.guard.step()
-        if len(self._outputs) > 64:
-            self._outputs.pop(next(iter(self._outputs)))
+        if len(self.outputs) > 64:
+            self.outputs.pop(next(iter(self.outputs)))
         if self.before_shadow is not None:
             self.before_shadow()
         feed, step = self.feed, self.recorder.step
         if feed is not None:
-            feed.after_schedule(step, scheduled)
-            feed.shadow()
-            self.ghost.complete = self.ghost.complete and not feed.stamps.dropped
-            feed.before_schedule(step + 1)
+            feed.dispatched(step, scheduled)
             self.ahead = step + 1
 
-    def begin_update(self, _output: object) -> None:
+    def begin_update(self, output: object) -> None:
         """Results are about to be processed. Engine's thread."""
-        self.dispatched()
-        if self.feed is not None and self.feed.stamps.log:
-            self.feed.stamps.fold()
+        if self.unsettled:
+            self.dispatched()
+        step = self.outputs.get(id(output))
+        if self.feed is not None and step is not None:
+            self.feed.before_update(step)
 
     def end_update(self, output: object) -> None:
         """Results were processed. Engine's thread."""
-        step = self._outputs.pop(id(output), None)
+        step = self.outputs.pop(id(output), None)
         if self.feed is not None and step is not None:
-            self.feed.updated(step)
+            self.feed.after_update(step)
 
     def between_steps(self, *, idle: bool) -> None:
         """Nothing of the engine runs. Engine's thread."""
@@ -341,6 +339,7 @@ class Probe:
             raise UnsupportedError(what, why=str(error), next_step=WHAT_WORKS) from error
         if explain:
             self.recorder.explaining += 1
+        self.safe_point.idle_work = self.feed.idle
         return {"descriptor": self.feed.ring_fd, "pages": self.pages, "epoch": self.cut(), "ring": self.feed_status()}
 
     def leave(self, level: Level, *, explain: bool) -> None:
@@ -349,6 +348,7 @@ class Probe:
             self.recorder.explaining -= 1
         if self.guard.on:
             self.feed.leave(level)
+            self.safe_point.idle_work = None if self.feed.ring_fd is None else self.feed.idle
 
     def bootstrap(self) -> int:
         """Have the whole table put into the ring. Engine's thread."""

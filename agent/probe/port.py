@@ -5,6 +5,7 @@ the engine's thread. Page objects are opaque to the feed: it only hands them bac
 """
 
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,18 +15,70 @@ if TYPE_CHECKING:
 else:  # not subscriptable before Python 3.12
     Words = array
 
-Remember = Callable[[Sequence[int], Sequence[int], bytes], object]
-"""Takes the stamps of some registrations, how many pages each had, and the keys of all these pages, one after the
-other; zeros for a page that lost its key."""
+Remember = Callable[[Sequence[int], Sequence[int], Sequence[int], bytes], object]
+"""Takes the stamps of some registration calls, bytes of the hashes of the pages that each registered, the group of
+each, and the hashes of all these pages, equally long, one after the other."""
 
-Registration = tuple[str | None, Any, Sequence[Any], Sequence[bool] | None, int, int, int, Any]
-"""One registration call, as the hook saw it, without a step of work more:
+Registration = tuple[
+    int, str | None, Any, Sequence[Any], int | None, Sequence[bool] | None, int, int, int, Any, int, bytes
+]
+"""One registration call, as the hook saw it:
 
-request id, request, pages, mask of the pages that were registered (None: all), tokens before the first page, tokens of
-a page, tokens that the request had computed at this moment, status of the request.
+stamp, request id, request, pages, end (None: these are the pages; else they are those of the request's table, from the
+page of its first token to this place), mask of the pages that were registered (None: all but null pages), tokens before
+the first page, tokens of a page, tokens that the request had computed at this moment, status of the request, group of
+the pages, hashes of the registered pages in a row.
 
 Without a request id it is a *move*: pages are (source, destination) and the destination takes over the keys.
 """
+
+
+def pages_of(call: Registration) -> Sequence[Any]:
+    """Return the pages of a call; if it names a table, they are as they stand there now."""
+    pages, end, start, size = call[3], call[4], call[6], call[7]
+    return pages if end is None else pages[start // size : end]
+
+
+class Marks(Protocol):
+    """What a hook stamps pages with, while they are in the processor's caches: later each costs three times as much.
+
+    The hook of a registration raises :attr:`mark`, stamps the pages with it and appends the call to :attr:`log`. A move
+    goes through :meth:`note`, and so does a call whose first page was computed before, while :attr:`late` is set.
+    """
+
+    mark: int
+    """Stamp of the last call."""
+    keep: bool
+    """Calls are to be logged with their pages: a table may change until they are looked at. Where that does not matter,
+    the log is spared a reference to each page, which touches them all once more when it is cleared."""
+    late: int | None
+    """Base of stamps for pages that were computed before; None: there are no such calls now."""
+
+    @property
+    def page_stamps(self) -> Words:
+        """The stamp of each page, by id."""
+        ...
+
+    @property
+    def log(self) -> deque[Registration]:
+        """The calls of this phase."""
+        ...
+
+    def note(
+        self,
+        name: str | None,
+        request: Any,
+        pages: Sequence[Any],
+        mask: Sequence[bool] | None,
+        start: int,
+        size: int,
+        computed: int,
+        status: Any,
+        group: int,
+        hashes: bytes,
+    ) -> None:
+        """Do all of it for one call; see :data:`Registration`."""
+        ...
 
 
 @dataclass(slots=True)
@@ -56,8 +109,8 @@ class PoolPort(Protocol):
         """Return why this pool cannot be followed exactly, or None."""
         ...
 
-    def install(self, log: Callable[[Registration], object], failed: Callable[[str, BaseException], object]) -> None:
-        """Put in the always-on hooks: one entry in ``log`` for a registration call; ``failed`` never raises."""
+    def install(self, marks: Marks, failed: Callable[[str, BaseException], object]) -> None:
+        """Put in the always-on hooks: each registration call is stamped and logged; ``failed`` never raises."""
         ...
 
     def uninstall(self) -> None:
@@ -81,7 +134,7 @@ class PoolPort(Protocol):
         ...
 
     def stamp(self, pages: Iterable[Any], stamps: Words, mark: int) -> None:
-        """Set ``stamps[id] = mark`` for each page: the one loop over pages that runs with nobody reading."""
+        """Set ``stamps[id] = mark`` for each page."""
         ...
 
     def tokens(self, pages: Iterable[Any]) -> Words:

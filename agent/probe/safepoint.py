@@ -50,7 +50,8 @@ class SafePoint:
         self._guard = guard
         self._wake = wake
         self.turn = turn
-        self._jobs: deque[Job] = deque()
+        self.jobs: deque[Job] = deque()
+        """What waits; the same object always, so that hooks may look at it."""
         self.idle_work: Callable[[], bool] | None = None
         """More work of an idle engine (bootstrap chunks); returns whether some is left."""
         self.catch_up: Callable[[], object] | None = None
@@ -65,14 +66,14 @@ class SafePoint:
         """Queue a job. Probe's thread."""
         expires = time.monotonic_ns() + int(deadline_s * 1e9)
         job = Job(run, label=label, expires_ns=expires, done=done)
-        self._jobs.append(job)
+        self.jobs.append(job)
         self._guard.attempt(self._wake)
         return job
 
     @property
     def waiting(self) -> bool:
         """Whether jobs wait. Cheap: asked once a step."""
-        return bool(self._jobs)
+        return bool(self.jobs)
 
     def drain(self, *, idle: bool) -> bool:
         """Run what waits; return whether more is left. Engine's thread (or the turn lock's holder); never raises.
@@ -83,15 +84,15 @@ class SafePoint:
         if self.catch_up is not None:
             self._guard.call(self.catch_up)
         begin = time.monotonic_ns()
-        for _ in range(len(self._jobs)):
+        for _ in range(len(self.jobs)):
             try:
-                job = self._jobs.popleft()
+                job = self.jobs.popleft()
             except IndexError:
                 break  # the probe's thread has just given it up
             self._run(job)
             if not idle and time.monotonic_ns() - begin > BUSY_BUDGET_NS:
                 break
-        more = bool(self._jobs)
+        more = bool(self.jobs)
         if idle and self.idle_work is not None and self._guard.on:
             more = bool(self._guard.attempt(self.idle_work).value) or more
         self._left = not idle and self.idle_work is not None
@@ -109,7 +110,7 @@ class SafePoint:
         else:
             attempt = self._guard.attempt(job.run)
             if attempt.value is AGAIN and attempt.error is None:
-                self._jobs.append(job)
+                self.jobs.append(job)
                 return
             job.value, job.error = attempt.value, attempt.error
         self._guard.attempt(job.done, job)
@@ -121,14 +122,14 @@ class SafePoint:
         idle without passing another (data parallel engines do): nobody else would wake it for what was left then.
         """
         now = time.monotonic_ns()
-        for job in [job for job in self._jobs.copy() if job.expires_ns < now]:
+        for job in [job for job in self.jobs.copy() if job.expires_ns < now]:
             try:
-                self._jobs.remove(job)
+                self.jobs.remove(job)
             except (ValueError, IndexError):
                 continue  # the engine's thread has just taken it
             job.error = _late(job)
             self._guard.attempt(job.done, job)
-        if self._guard.on and (self._jobs or self._left):
+        if self._guard.on and (self.jobs or self._left):
             self._guard.attempt(self._wake)
 
     def pump(self) -> bool:
@@ -138,7 +139,7 @@ class SafePoint:
         ran on its own thread.
         """
         if self.turn is None or not self.turn.acquire(blocking=False):
-            return bool(self._jobs)
+            return bool(self.jobs)
         try:
             return self.drain(idle=True)
         finally:
@@ -146,8 +147,8 @@ class SafePoint:
 
     def fail_all(self) -> None:
         """Give up everything that waits: the engine ends, or the probe is taken out."""
-        while self._jobs:
-            job = self._jobs.popleft()
+        while self.jobs:
+            job = self.jobs.popleft()
             job.error = TargetError("the probe of this engine is off", why=self._guard.reason)
             self._guard.attempt(job.done, job)
 

@@ -16,7 +16,7 @@ from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from ..feedformat import CALL_MASK, LATE_CALLS, LOADED_CALLS, STEP_SHIFT, UPDATE_CALLS
-from .port import PoolPort, Registration, Remember
+from .port import PoolPort, Registration, Remember, pages_of
 
 if TYPE_CHECKING:
     from .adapters import Adapters
@@ -36,6 +36,7 @@ Run = tuple[int, bytes, int]
 number of pages."""
 
 NO_PARENT = bytes(8)
+GROUP_BYTES = 4
 
 
 class Fresh:
@@ -52,20 +53,27 @@ class Fresh:
 
 
 class Stamps:
-    """Fold the log of registration calls into one stamp a page."""
+    """One stamp a page, given by the hooks, and the log of registration calls for what is worked out of them later."""
 
     def __init__(self, port: PoolPort) -> None:
         self._port = port
+        self.hash_bytes = port.key_bytes - GROUP_BYTES
+        """Bytes of a hash: a key without its group."""
         self.page_stamps = array("Q", bytes(8 * port.pages))
         self.log: deque[Registration] = deque(maxlen=LOG_LIMIT)
+        self.mark = 0
+        """Stamp of the last registration of the current phase, or the one before its first."""
+        self.late: int | None = None
+        """Base of the stamps of pages that were computed before their registration; None: there are none now."""
         self.lost = False
         """Calls were dropped because nobody folded them: tables of readers are wrong."""
         self.dropped = False
         """Calls were dropped at some time: what is remembered of keys is not all of them."""
         self.fresh: Fresh | None = None
-        """Where registrations go for the next cut; None while nobody follows."""
-        self.folded: list[tuple[int, Sequence[Registration]]] = []
-        """Folded calls of the current phase with the stamp before the first, for the commit fence."""
+        """Where registrations go for the next cut; None while nobody follows. See :meth:`follow`."""
+        self.keep = False
+        self.folded: list[Registration] = []
+        """Folded calls of the current phase, for the commit fence."""
         self.remember: Remember | None = None
         """Where registered keys are remembered; None: nowhere."""
         self.adapters: Adapters | None = None
@@ -75,16 +83,15 @@ class Stamps:
         self.weights: list[int] = []
         """Stamps after which pages were computed with other weights than before."""
         self._step = 0
-        self._base = 0
-        self._calls = 0
-        self._late: int | None = None
         self._loaded = 0
         self._saved = 0
+        self._special: dict[int, list[tuple[int, int, list[Any]]]] = {}
+        """Parts of the calls in the log that were not stamped as a whole, by the stamp of the call."""
 
-    @property
-    def latest(self) -> int:
-        """Stamp of the last folded registration of the current phase, or the one before its first."""
-        return self._base + self._calls
+    def follow(self, fresh: Fresh | None) -> None:
+        """Collect registrations for cuts from now on, or, with None, no longer."""
+        self.fold()
+        self.fresh, self.keep = fresh, fresh is not None
 
     # ---------------------------------------------------------------- phases
 
@@ -94,42 +101,68 @@ class Stamps:
             self.fold()
         self.folded.clear()
         self._step = step
-        self._base = step << STEP_SHIFT
-        self._calls = 0
-        self._late = (max(step - 1, 0) << STEP_SHIFT) + LATE_CALLS
+        self.mark = step << STEP_SHIFT
+        self.late = (max(step - 1, 0) << STEP_SHIFT) + LATE_CALLS
 
     def begin_update(self, step: int) -> None:
         """Registrations from now on belong to ``step``, whose output is being processed."""
         if self.log:
             self.fold()
-        self.enter_update(step)
-
-    def enter_update(self, step: int) -> None:
-        """What is in the log belongs to the update of ``step``, too."""
-        self.folded.clear()
-        self._saved = self._calls
-        self._base = (step << STEP_SHIFT) + UPDATE_CALLS
-        self._calls = 0
-        self._late = None
+        if self.folded:
+            self.folded.clear()
+        self._saved = self.mark
+        self.mark = (step << STEP_SHIFT) + UPDATE_CALLS
+        self.late = None
 
     def end_update(self, step: int) -> None:
         """The output of ``step`` was processed: its pages are committed."""
         if self.log:
             self.fold()
         self.committed = max(self.committed, step)
-        self._base = self._step << STEP_SHIFT
-        self._calls = self._saved
-        self._late = (max(self._step - 1, 0) << STEP_SHIFT) + LATE_CALLS
+        self.mark = self._saved
+        self.late = (max(self._step - 1, 0) << STEP_SHIFT) + LATE_CALLS
 
     def note_weights_change(self, step: int) -> None:
         """Pages of calls after ``step`` are computed with new weights."""
         self.weights.append((step + 1) << STEP_SHIFT)
         del self.weights[:-WEIGHTS_LIMIT]
 
-    # ------------------------------------------------------------------ fold
+    # ------------------------------------------------------------ registrations
+
+    def note(
+        self,
+        name: str | None,
+        request: Any,
+        pages: Sequence[Any],
+        mask: Sequence[bool] | None,
+        start: int,
+        size: int,
+        computed: int,
+        status: Any,
+        group: int,
+        hashes: bytes,
+    ) -> None:
+        """Stamp the pages of one registration call and log it; a hook may do the same by itself where it is plain."""
+        self.mark = mark = self.mark + 1
+        entry = (mark, name, request, pages, None, mask, start, size, computed, status, group, hashes)
+        if name is None:
+            source, target = self._port.ids(pages)
+            self.page_stamps[target] = self.page_stamps[source]
+        elif self.late is not None and start + size <= computed:
+            parts = self._special[mark] = list(self._parts(entry))
+            for part_mark, _, part in parts:
+                self._port.stamp(part, self.page_stamps, part_mark)
+        else:
+            self._port.stamp(pages if mask is None else compress(pages, mask), self.page_stamps, mark)
+        self.log.append(entry)
+
+    def registered_since(self, mark: int) -> frozenset[int]:
+        """Return the pages that were registered in this phase after the call with this stamp, whatever their own is."""
+        port, calls = self._port, [call for call in (*self.folded, *self.log) if call[0] > mark]
+        return frozenset(page for call in calls for page in port.ids(pages_of(call)))
 
     def fold(self) -> None:
-        """Give every page in the log its stamp, in the order of the calls."""
+        """Work out of the log what is needed of it: keys to remember, rows of the next cut, owners of pages."""
         log = self.log
         if not log:
             return
@@ -137,100 +170,52 @@ class Stamps:
         log.clear()
         if len(entries) == LOG_LIMIT:
             self.lost = self.dropped = True
-        first = self._base + self._calls
-        self._calls = min(self._calls + len(entries), CALL_MASK)
-        self.folded.append((first, entries))
-        fresh = self.fresh
-        if fresh is not None and len(fresh.pages) > EVENT_LIMIT:  # nobody cuts
-            fresh.clear()
-            self.lost = True
-        if fresh is None:
-            self._fold_stamps(first, entries)
-        else:
-            self._fold_runs(first, entries, fresh)
+        self.folded += entries
+        if self.remember is not None:
+            marks, *_, groups, hashes = zip(*entries, strict=True)
+            self.remember(marks, tuple(map(len, hashes)), groups, b"".join(hashes))
+        if self.fresh is not None:
+            self._note_runs(entries, self.fresh)
+        if self._special:
+            self._special.clear()
         if self.adapters is not None:
             self.adapters.note(entries, self.page_stamps)
 
-    def _fold_stamps(self, first: int, entries: list[Registration]) -> None:
-        late = self._late is not None
-        store, stamps = self._port.stamp, self.page_stamps
-        pages: list[Any] = []
-        sizes: list[int] = []
-        for mark, entry in enumerate(entries, first + 1):
-            name, _, seen, mask, start, size, computed, _ = entry
-            if start + size <= computed and (late or name is None):
-                self._stamp_special(mark, entry)
-                sizes.append(0)
-                continue
-            if mask is not None:
-                seen = list(compress(seen, mask))
-            store(seen, stamps, mark)
-            pages += seen
-            sizes.append(len(seen))
-        if pages and self.remember is not None:
-            self.remember(range(first + 1, first + 1 + len(sizes)), sizes, self._port.keys(pages))
-
-    def _stamp_special(self, stamp: int, entry: Registration) -> None:
-        """A move, or pages that were computed before."""
-        if entry[0] is None:
-            self._move(entry[2])
-        for mark, _, part in self._parts(stamp, entry, split=False):
-            self._port.stamp(part, self.page_stamps, mark)
-            if part and self.remember is not None:
-                self.remember((mark,), (len(part),), self._port.keys(part))
-
-    def _fold_runs(self, stamp: int, entries: list[Registration], fresh: Fresh) -> None:
-        parent, store = self._port.parent, self._port.stamp
-        stamps = self.page_stamps
+    def _note_runs(self, entries: Sequence[Registration], fresh: Fresh) -> None:
+        """Note for the next cut what was registered."""
+        if len(fresh.pages) > EVENT_LIMIT:  # nobody cuts
+            fresh.clear()
+            self.lost = True
+        parent, special = self._port.parent, self._special
         pages, runs = fresh.pages, fresh.runs
-        pages_before, runs_before = len(pages), len(runs)
         for entry in entries:
-            stamp += 1
-            name, request, seen, mask, start, size, computed, _ = entry
-            if len(seen) == 1 and mask is None and start + size > computed:
-                store(seen, stamps, stamp)
-                pages.append(seen[0])
-                runs.append((stamp, parent(request, start), 1))
-            elif name is None:
-                self._move(seen)
+            mark, name, request, seen, _, mask, start, size, computed, _, _, _ = entry
+            if name is None:
                 pages.append(seen[1])
-                runs.append((stamps[self._port.ids(seen[1:])[0]], NO_PARENT, 1))
+                runs.append((self.page_stamps[self._port.ids(seen[1:])[0]], NO_PARENT, 1))
+            elif len(seen) == 1 and mask is None and start + size > computed:
+                pages.append(seen[0])
+                runs.append((mark, parent(request, start), 1))
             else:
-                for mark, tokens, part in self._parts(stamp, entry, split=True):
-                    store(part, stamps, mark)
+                for part_mark, tokens, part in special.get(mark) or self._parts(entry):
                     pages += part
-                    runs.append((mark, parent(request, tokens), len(part)))
-        if self.remember is not None and len(pages) > pages_before:
-            made = runs[runs_before:]
-            keys = self._port.keys(pages[pages_before:])
-            self.remember([mark for mark, _, _ in made], [count for _, _, count in made], keys)
+                    runs.append((part_mark, parent(request, tokens), len(part)))
 
-    def _move(self, pair: Sequence[Any]) -> None:
-        source, target = self._port.ids(pair)
-        self.page_stamps[target] = self.page_stamps[source]
-
-    def _parts(self, stamp: int, entry: Registration, *, split: bool) -> Iterable[tuple[int, int, list[Any]]]:
-        """Cut one call where the stamp changes, and with ``split`` also where its chain has gaps.
+    def _parts(self, entry: Registration) -> Iterable[tuple[int, int, list[Any]]]:
+        """Cut one call where the stamp changes and where its chain has gaps.
 
         Yields:
             Stamp, tokens before the first page, pages.
         """
-        request, _, seen, mask, start, size, computed, status = entry
-        if request is None:
-            return
+        stamp, _, _, seen, _, mask, start, size, computed, status, _, _ = entry
         pages = list(seen)
         wanted = [True] * len(pages) if mask is None else list(mask)
         late = 0
         mark = stamp
-        if self._late is not None and start + size <= computed:
+        if self.late is not None and start + size <= computed:
             late = min(max((computed - start) // size, 0), len(pages))
             mark = self._late_stamp(stamp, status)
         for begin, end, part_stamp in ((0, late, mark), (late, len(pages), stamp)):
-            if begin == end:
-                continue
-            if not split:
-                yield part_stamp, start + begin * size, list(compress(pages[begin:end], wanted[begin:end]))
-                continue
             for low, high in self._spans(pages, wanted, begin, end):
                 yield part_stamp, start + low * size, pages[low:high]
 
@@ -238,7 +223,7 @@ class Stamps:
         if self._port.loaded(status):
             self._loaded = (self._loaded + 1) & CALL_MASK
             return (self.committed << STEP_SHIFT) + LOADED_CALLS + self._loaded
-        return (self._late or 0) + (stamp & CALL_MASK)
+        return (self.late or 0) + (stamp & CALL_MASK)
 
     def _spans(self, pages: list[Any], wanted: list[bool], begin: int, end: int) -> Iterable[tuple[int, int]]:
         null = self._port.null_page

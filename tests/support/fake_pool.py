@@ -7,10 +7,10 @@ import random
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import TYPE_CHECKING, Any
 
-from agent.probe.port import Events, Registration
+from agent.probe.port import Events, Marks
 
 if TYPE_CHECKING:
     Words = array[int]
@@ -60,7 +60,7 @@ class FakePool:
         self.extra_keys: dict[int, list[bytes]] = {}
         self.requests_by_name: dict[str, FakeRequest] = {}
         self.refusal = refusal
-        self.log: Callable[[Registration], object] | None = None
+        self.marks: Marks | None = None
         self.events: Events | None = None
         self.references_followed = False
         self._rng = random.Random(pages)
@@ -93,10 +93,11 @@ class FakePool:
                 page = request.table[index]
                 page.key = request.hashes[index] + group.to_bytes(4, "big")
                 page.tokens = (index + 1) * self.block
-        if self.log is not None:
-            pages = request.table[first:last]
-            start = first * self.block
-            self.log((request.name, request, pages, mask, start, self.block, request.computed, request.status))
+        if self.marks is not None:
+            pages, known = request.table[first:last], request.hashes[first:last]
+            hashes = b"".join(known if mask is None else compress(known, mask))
+            start, computed, status = first * self.block, request.computed, request.status
+            self.marks.note(request.name, request, pages, mask, start, self.block, computed, status, group, hashes)
 
     def register_more(self, page: Page, key: bytes) -> None:
         """Give a page a secondary key."""
@@ -136,14 +137,14 @@ class FakePool:
         """Return the planned refusal."""
         return self.refusal
 
-    def install(self, log: Callable[[Registration], object], failed: Callable[[str, BaseException], object]) -> None:
-        """Remember the log."""
+    def install(self, marks: Marks, failed: Callable[[str, BaseException], object]) -> None:
+        """Remember where registrations go."""
         del failed
-        self.log = log
+        self.marks = marks
 
     def uninstall(self) -> None:
         """Forget everybody."""
-        self.log = None
+        self.marks = None
         self.unfollow()
 
     def follow(self, events: Events, *, references: bool) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ...probe.patches import Patches
-from ...probe.port import Events, Registration, Words
+from ...probe.port import Events, Marks, Words
 
 SLOT_ERRORS = (AttributeError, TypeError, LookupError, ValueError, RuntimeError, MemoryError)
 """All that reading an attribute and extending a list can raise."""
@@ -50,7 +50,7 @@ class ReferencePool:
         missing = [name for name in (*HOOKED, *COLUMNS) if not hasattr(self._pages, name)]
         return f"this allocator has no {', '.join(missing)}" if missing else None
 
-    def install(self, log: Callable[[Registration], object], failed: Callable[[str, BaseException], object]) -> None:
+    def install(self, marks: Marks, failed: Callable[[str, BaseException], object]) -> None:
         """Put in the always-on hook: one entry for each registered page."""
         self._failed = failed
         original, pages, block = self._pages.register, self._pages, self._block
@@ -58,12 +58,13 @@ class ReferencePool:
         def register(page: int, key: bytes, tokens: int, owner: Any = None) -> Any:
             result = original(page, key, tokens, owner)
             try:
-                size = block[pages.group[page]]
+                group = pages.group[page]
+                size = block[group]
                 name, status, computed = "", LOADING, tokens
                 if owner is not None and owner.status != LOADING:
                     name, status, computed = owner.id, owner.status, owner.computed
                 # What a tier brought is there at once, whatever its request had computed by then.
-                log((name, owner, (page,), None, tokens - size, size, computed, status))
+                marks.note(name, owner, (page,), None, tokens - size, size, computed, status, group, bytes(key))
             except SLOT_ERRORS as error:
                 failed("register", error)
             return result

@@ -136,7 +136,7 @@ class VllmAdapter:
         """Put in the hooks that the capabilities allow."""
         self._probe = probe
         if self.off("binds") is None and self.off("decisions") is None:
-            self.bound = Bound(self.scheduler.kv_cache_manager, self._stamps_of_bind)
+            self.bound = Bound(self.scheduler.kv_cache_manager, self._probe.feed.stamps if self.has_feed else None)
         install_step_hooks(self, probe, self._patches, served=self._served)
         if self.off("safe_point") is None:
             self._weights = WeightsWatch(probe)
@@ -215,13 +215,6 @@ class VllmAdapter:
     def stamp_of(self, page: int) -> int:
         """Return the stamp of a page; only with a feed."""
         return int(self._probe.feed.stamp_of(page))
-
-    def _stamps_of_bind(self, pages: Sequence[int]) -> list[tuple[int, int]]:
-        """Stamps of pages at the last look-up and now: what this step registered has not been folded before."""
-        if not self.has_feed:
-            return [(0, 0)] * len(pages)
-        before = [int(self._probe.feed.stamps.page_stamps[page]) for page in pages]
-        return list(zip(before, map(self.stamp_of, pages), strict=True))
 
     def hash_table(self) -> list[tuple[bytes, Any]]:
         """Copy the engine's hash table: key with group, and its page or a copy of its pages."""

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from ...probe.port import Events, Registration
+from ...probe.port import Events, Marks
 from .following import SLOT_ERRORS, Failed
 
 PARAMETERS = ("request", "block", "num_tokens", "kv_cache_group_id", "block_size", "replace_existing_hashes")
@@ -20,12 +20,12 @@ class PartialHooks:
 
     Args:
         pool: The engine's ``BlockPool``.
-        log: Takes registrations.
+        marks: Takes registrations.
         failed: Told of errors of ours.
     """
 
-    def __init__(self, pool: Any, log: Callable[[Registration], object], failed: Failed) -> None:
-        self._pool, self._log, self._failed = pool, log, failed
+    def __init__(self, pool: Any, marks: Marks, failed: Failed) -> None:
+        self._pool, self._marks, self._failed = pool, marks, failed
         self._original = pool.cache_partial_block
         self._known = tuple(inspect.signature(self._original).parameters) == PARAMETERS
         self.always = self._plain() if self._known else self._of_another_version()
@@ -39,7 +39,7 @@ class PartialHooks:
 
     def _plain_followed(self, events: Events) -> Callable[..., Any]:
         """Do both in one frame."""
-        pool, original, note, settle = self._pool, self._original, self._note, self._beside(events)
+        pool, original, note, failed, changed = self._pool, self._original, self._note, self._failed, events.changed
 
         def cache_partial_block(
             request: Any,
@@ -53,9 +53,13 @@ class PartialHooks:
             beside = len(known.get(block.block_id, ())) if known else 0
             result = original(request, block, num_tokens, kv_cache_group_id, block_size, replace_existing_hashes)
             if block._block_hash is not before:
-                note(request, block, num_tokens, block_size)
-            if beside or pool.cached_block_hashes_by_block:
-                settle(block, beside)
+                note(request, block, num_tokens, kv_cache_group_id, block_size)
+            try:
+                known = pool.cached_block_hashes_by_block
+                if (known or beside) and len(known.get(block.block_id, ())) != beside:
+                    changed((block,))
+            except SLOT_ERRORS as error:
+                failed("cache_partial_block", error)
             return result
 
         return cache_partial_block
@@ -85,11 +89,13 @@ class PartialHooks:
 
         return settle
 
-    def _note(self, request: Any, block: Any, num_tokens: int, block_size: int) -> None:
+    def _note(self, request: Any, block: Any, num_tokens: int, group: int, block_size: int) -> None:
         try:
-            start = (num_tokens - 1) // block_size * block_size
-            computed, status = request.num_computed_tokens, request.status
-            self._log((request.request_id, request, (block,), None, start, num_tokens - start, computed, status))
+            start, unit = (num_tokens - 1) // block_size * block_size, self._pool.hash_block_size
+            computed, status, name = request.num_computed_tokens, request.status, request.request_id
+            known = request.block_hashes[num_tokens // unit - 1]
+            size = num_tokens - start
+            self._marks.note(name, request, (block,), None, start, size, computed, status, group, known)
         except SLOT_ERRORS as error:
             self._failed("cache_partial_block", error)
 
@@ -107,7 +113,7 @@ class PartialHooks:
             before = block._block_hash
             result = original(request, block, num_tokens, kv_cache_group_id, block_size, replace_existing_hashes)
             if block._block_hash is not before:
-                note(request, block, num_tokens, block_size)
+                note(request, block, num_tokens, kv_cache_group_id, block_size)
             return result
 
         return cache_partial_block
@@ -121,7 +127,7 @@ class PartialHooks:
             before = block._block_hash
             result = original(request, block, num_tokens, kv_cache_group_id, block_size, *rest, **more)
             if block._block_hash is not before:
-                note(request, block, num_tokens, block_size)
+                note(request, block, num_tokens, kv_cache_group_id, block_size)
             return result
 
         return cache_partial_block

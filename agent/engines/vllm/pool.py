@@ -1,8 +1,8 @@
 """vLLM's block pool as the feed sees it: hooks on one pool, and columns over its block objects.
 
-Invariant: hooks live in the instance, call the original first, then store references in lists; what could go wrong
-there is caught and turns the feed off. Uninstalling restores the instance exactly. Used by ``agent.probe`` on the
-engine's thread. Works with vLLM 0.28-0.33; what a version lacks is not hooked.
+Invariant: hooks live in the instance, call the original first, then stamp the pages and store references in lists; what
+could go wrong there is caught and turns the feed off. Uninstalling restores the instance exactly. Used by
+``agent.probe`` on the engine's thread. Works with vLLM 0.28-0.33; what a version lacks is not hooked.
 
 The map of keys is replaced by a reset: it is resolved at each use and never kept.
 """
@@ -14,7 +14,7 @@ from itertools import compress
 from typing import Any
 
 from ...probe.patches import Patches
-from ...probe.port import Events, Registration, Words
+from ...probe.port import Events, Marks, Words
 from .completeness import Completeness
 from .following import SLOT_ERRORS, follow_content, follow_references
 from .partial import PartialHooks
@@ -89,19 +89,19 @@ class VllmPool:
             return "groups of this engine have pools of their own"
         return Completeness.of(pool, (*self._managers, *self._owners)).reason
 
-    def install(self, log: Callable[[Registration], object], failed: Callable[[str, BaseException], object]) -> None:
+    def install(self, marks: Marks, failed: Callable[[str, BaseException], object]) -> None:
         """Put in the always-on hooks."""
         self._failed = failed
         pool = self._pool
         full = pool.cache_full_blocks
         seventh = tuple(inspect.signature(full).parameters)[6:7]
         make = self._full_hook if seventh == ("block_mask",) else self._unmasked_hook
-        self._always.set(pool, "cache_full_blocks", make(full, log, failed))
+        self._always.set(pool, "cache_full_blocks", make(full, marks, failed))
         if hasattr(pool, "cache_partial_block"):
-            self._partial = PartialHooks(pool, log, failed)
+            self._partial = PartialHooks(pool, marks, failed)
             self._always.set(pool, "cache_partial_block", self._partial.always)
         if hasattr(pool, "move_block_hashes"):
-            self._always.set(pool, "move_block_hashes", self._move_hook(pool.move_block_hashes, log, failed))
+            self._always.set(pool, "move_block_hashes", self._move_hook(pool.move_block_hashes, marks, failed))
 
     def uninstall(self) -> None:
         """Take out every hook and restore what was there before."""
@@ -110,11 +110,13 @@ class VllmPool:
         self._partial = None
 
     def _full_hook(
-        self,
-        original: Callable[..., Any],
-        log: Callable[[Registration], object],
-        failed: Callable[[str, BaseException], object],
+        self, original: Callable[..., Any], marks: Marks, failed: Callable[[str, BaseException], object]
     ) -> Callable[..., Any]:
+        log, stamps, null, unit = marks.log.append, marks.page_stamps, self.null_page, self._pool.hash_block_size
+        nowhere = array("Q", [0])
+        null_stamp, null_at = (nowhere, 0) if null is None else (stamps, null)
+        odd = self._odd_call(marks)
+
         def cache_full_blocks(
             request: Any,
             blocks: Any,
@@ -137,16 +139,36 @@ class VllmPool:
             )
             if num_cached_blocks < num_full_blocks:
                 try:
+                    # As Marks.note does, in this frame: the pages are in the caches now, a moment later they are not.
+                    pages = blocks[num_cached_blocks:num_full_blocks]
+                    start, computed = num_cached_blocks * block_size, request.num_computed_tokens
+                    if marks.late is not None and start + block_size <= computed:
+                        odd(request, pages, block_mask, start, block_size, kv_cache_group_id)
+                        return result
+                    width = block_size // unit
+                    hashes = request.block_hashes[(num_cached_blocks + 1) * width - 1 : num_full_blocks * width : width]
+                    chosen = pages
+                    if block_mask is not None:
+                        chosen, hashes = list(compress(pages, block_mask)), list(compress(hashes, block_mask))
+                    marks.mark = mark = marks.mark + 1
+                    for page in chosen:
+                        stamps[page.block_id] = mark
+                    if null_stamp[null_at] == mark:
+                        hashes = [one for one, page in zip(hashes, chosen, strict=False) if not page.is_null]
                     log(
                         (
+                            mark,
                             request.request_id,
                             request,
-                            blocks[num_cached_blocks:num_full_blocks],
+                            pages if marks.keep else blocks,
+                            None if marks.keep else num_full_blocks,
                             block_mask,
-                            num_cached_blocks * block_size,
+                            start,
                             block_size,
-                            request.num_computed_tokens,
+                            computed,
                             request.status,
+                            kv_cache_group_id,
+                            b"".join(hashes),
                         )
                     )
                 except SLOT_ERRORS as error:
@@ -156,12 +178,10 @@ class VllmPool:
         return cache_full_blocks
 
     def _unmasked_hook(
-        self,
-        original: Callable[..., Any],
-        log: Callable[[Registration], object],
-        failed: Callable[[str, BaseException], object],
+        self, original: Callable[..., Any], marks: Marks, failed: Callable[[str, BaseException], object]
     ) -> Callable[..., Any]:
         """Serve versions that register every block of the slice but null ones."""
+        odd = self._odd_call(marks)
 
         def cache_full_blocks(
             request: Any,
@@ -169,33 +189,46 @@ class VllmPool:
             num_cached_blocks: int,
             num_full_blocks: int,
             block_size: int,
+            kv_cache_group_id: int,
             *rest: Any,
             **more: Any,
         ) -> Any:
-            result = original(request, blocks, num_cached_blocks, num_full_blocks, block_size, *rest, **more)
+            result = original(
+                request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id, *rest, **more
+            )
             if num_cached_blocks < num_full_blocks:
                 try:
                     pages = blocks[num_cached_blocks:num_full_blocks]
-                    mask = [not block.is_null for block in pages]
-                    start = num_cached_blocks * block_size
-                    computed, status = request.num_computed_tokens, request.status
-                    log((request.request_id, request, pages, mask, start, block_size, computed, status))
+                    odd(request, pages, None, num_cached_blocks * block_size, block_size, kv_cache_group_id)
                 except SLOT_ERRORS as error:
                     failed("cache_full_blocks", error)
             return result
 
         return cache_full_blocks
 
+    def _odd_call(self, marks: Marks) -> Callable[..., None]:
+        """Return what notes a call for pages that were computed before, or of a version without masks."""
+        unit = self._pool.hash_block_size
+
+        def odd(request: Any, pages: Any, mask: Any, start: int, size: int, group: int) -> None:
+            wanted = [not page.is_null for page in pages]
+            if mask is not None:
+                wanted = [want and bool(one) for want, one in zip(wanted, mask, strict=True)]
+            width = size // unit
+            begin = start // unit + width - 1
+            known = compress(request.block_hashes[begin : begin + len(pages) * width : width], wanted)
+            computed, status, name = request.num_computed_tokens, request.status, request.request_id
+            marks.note(name, request, pages, wanted, start, size, computed, status, group, b"".join(known))
+
+        return odd
+
     def _move_hook(
-        self,
-        original: Callable[..., Any],
-        log: Callable[[Registration], object],
-        failed: Callable[[str, BaseException], object],
+        self, original: Callable[..., Any], marks: Marks, failed: Callable[[str, BaseException], object]
     ) -> Callable[..., Any]:
         def move_block_hashes(src_block: Any, dst_block: Any) -> Any:
             result = original(src_block, dst_block)
             try:
-                log((None, None, (src_block, dst_block), None, 0, 0, 0, None))
+                marks.note(None, None, (src_block, dst_block), None, 0, 0, 0, None, 0, b"")
             except SLOT_ERRORS as error:
                 failed("move_block_hashes", error)
             return result

@@ -5,7 +5,9 @@ does around it goes through the guard. Installed and removed by the adapter on t
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from operator import length_hint
+from types import SimpleNamespace
 from typing import Any
 
 from ...probe.decisions import UNKNOWN_TABLE
@@ -26,16 +28,16 @@ def install_step_hooks(adapter: Any, probe: Any, patches: Patches, *, served: bo
 
 
 def _hook_steps(adapter: Any, probe: Any, patches: Patches, scheduler: Any) -> None:
-    guard, recorder = probe.guard, probe.recorder
+    guard, recorder, outputs = probe.guard, probe.recorder, probe.outputs
     original = scheduler.schedule
-    call, quiet, begin_schedule, end_schedule = guard.call, guard.quiet, probe.begin_schedule, probe.end_schedule
-    dispatched, quarantine, log = probe.dispatched, adapter.quarantine, _log(probe)
+    call, begin_schedule, dispatched = guard.call, probe.begin_schedule, probe.dispatched
+    quarantine, log = adapter.quarantine, _log(probe)
     held = quarantine.held
     updates = adapter.off("feed") is None
 
     def schedule(*args: Any, **kwargs: Any) -> Any:
         # On the critical path, and cold: a frame costs microseconds here. What has nothing to do is not called, and
-        # what only notes something is not timed.
+        # what cannot fail is written out.
         if not guard.on:
             return original(*args, **kwargs)
         if probe.unsettled or log or probe.ahead != recorder.step + 1:
@@ -51,7 +53,9 @@ def _hook_steps(adapter: Any, probe: Any, patches: Patches, scheduler: Any) -> N
                 call(probe.before_shadow)
         if held:
             call(quarantine.sweep)
-        quiet(end_schedule, output, getattr(output, "num_scheduled_tokens", ()))
+        outputs[id(output)] = recorder.step  # as Probe.end_schedule
+        probe.scheduled = getattr(output, "num_scheduled_tokens", ())
+        probe.unsettled = True
         if not updates:  # nothing else is sure to come after this call
             call(dispatched)
         return output
@@ -76,20 +80,36 @@ def _log(probe: Any) -> Any:
     return () if probe.feed is None else probe.feed.stamps.log
 
 
+def _marks(probe: Any) -> Any:
+    """What counts registrations: without a feed there are none."""
+    return SimpleNamespace(mark=0) if probe.feed is None else probe.feed.stamps
+
+
 def _hook_updates(probe: Any, patches: Patches, scheduler: Any) -> None:
-    guard = probe.guard
+    guard, feed, outputs, log = probe.guard, probe.feed, probe.outputs, _log(probe)
     update = scheduler.update_from_output
-    call, quiet, begin_update, end_update = guard.call, guard.quiet, probe.begin_update, probe.end_update
-    log = _log(probe)
+    call, quiet = guard.call, guard.quiet
 
     def update_from_output(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        # Like Probe.begin_update and Probe.end_update, in the fewest frames for an update that registers nothing.
         if not guard.on:
             return update(scheduler_output, *args, **kwargs)
-        if log or probe.unsettled:
-            call(begin_update, scheduler_output)
-        outputs = update(scheduler_output, *args, **kwargs)
-        (call if log else quiet)(end_update, scheduler_output)
-        return outputs
+        if probe.unsettled:
+            call(probe.dispatched)
+        step = outputs.pop(id(scheduler_output), None)
+        if step is None or feed is None:
+            return update(scheduler_output, *args, **kwargs)
+        (call if log else quiet)(feed.stamps.begin_update, step)
+        try:
+            result = update(scheduler_output, *args, **kwargs)
+        except BaseException:
+            probe.ahead = -1  # what the next schedule call registers must not count as part of this update
+            raise
+        if log:
+            call(feed.after_update, step)
+        else:
+            quiet(feed.stamps.end_update, step)
+        return result
 
     patches.set(scheduler, "update_from_output", update_from_output)
 
@@ -100,7 +120,7 @@ def _hook_lookups(adapter: Any, probe: Any, patches: Patches, manager: Any) -> N
     call, clock = guard.call, time.perf_counter_ns
     depth = [0]
     noted = Noted(adapter, probe)
-    events, settle = noted.events, noted.settle
+    events, settle, found, marks = noted.events, noted.settle, noted.found, _marks(probe)
 
     def before() -> None:
         if held:
@@ -108,7 +128,7 @@ def _hook_lookups(adapter: Any, probe: Any, patches: Patches, manager: Any) -> N
         feed = recorder.feed
         if recorder.explaining and feed is not None:
             events.append((None, (UNKNOWN_TABLE, 0), None))  # should the capture fail
-            events[-1] = (None, (feed.capture(), feed.stamps.latest), None)
+            events[-1] = (None, (feed.capture(), feed.stamps.mark), None)
 
     def watch(original: Callable[..., Any]) -> Callable[..., Any]:
         def looked_up(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -123,7 +143,8 @@ def _hook_lookups(adapter: Any, probe: Any, patches: Patches, manager: Any) -> N
                 result = original(request, *args, **kwargs)
             finally:
                 depth[0] -= 1
-            events.append((request, result, clock() - begin))
+            events.append((request, None, clock() - begin))
+            found[0] = (request, result, marks.mark)
             return result
 
         return looked_up
@@ -133,19 +154,21 @@ def _hook_lookups(adapter: Any, probe: Any, patches: Patches, manager: Any) -> N
         patches.set(manager, "get_computed_blocks_for_connector", watch(manager.get_computed_blocks_for_connector))
 
     probe.before_shadow = settle
-    guard.on_open(events.clear)  # nobody settles them any more, and they hold requests
+    guard.on_open(noted.clear)
     _hook_admissions(probe, patches, manager, noted)
     _hook_ends(probe, patches, manager, noted)
 
 
 def _hook_admissions(probe: Any, patches: Patches, manager: Any, noted: "Noted") -> None:
-    guard, held, call = probe.guard, noted.quarantine.held, probe.guard.call
-    events, settle = noted.events, noted.settle
+    guard, held, call, quiet = probe.guard, noted.quarantine.held, probe.guard.call, probe.guard.quiet
+    events, settle, found, bind = noted.events, noted.settle, noted.found, noted.bind
     record = manager.record_prefix_cache_stats
 
     def record_prefix_cache_stats(request: Any, num_hits: int, *args: Any, **kwargs: Any) -> Any:
         if guard.on:
             events.append((request, num_hits, None))
+            if num_hits and found[0] is not None:
+                quiet(bind, request, num_hits)
             if held:
                 call(settle)
         return record(request, num_hits, *args, **kwargs)
@@ -161,33 +184,44 @@ class Noted:
 
     def __init__(self, adapter: Any, probe: Any) -> None:
         self.events: list[tuple[Any, Any, int | None]] = []
-        """A look-up: request, answer, nanoseconds; an admission: request, tokens that it reuses, None; or before a
+        """A look-up: request, None, nanoseconds; an admission: request, tokens that it reuses, None; or before a
         look-up that somebody compares, the table that it sees: None, (epoch, last stamp), None."""
+        self.found: list[Any] = [None]
+        """The latest look-up until its admission: request, answer, last stamp before it."""
         self.quarantine = adapter.quarantine
         self._bound = adapter.bound
         self._recorder = probe.recorder
         self._guard = probe.guard
 
-    def settle(self) -> None:
-        """Work out what was noted, in its order."""
-        events = self.events[:]
+    def clear(self) -> None:
+        """Nobody settles them any more, and they hold requests."""
         self.events.clear()
+        self.found[0] = None
+
+    def bind(self, request: Any, usable: int) -> None:
+        """Compare what the latest look-up found with what the request holds: at once, while both are in the caches."""
+        found, self.found[0] = self.found[0], None
+        if usable > 0 and found[0] is request and self._bound is not None:
+            self._bound.admitted(request, usable, getattr(found[1][0], "blocks", ()), found[2])
+
+    def settle(self) -> None:
+        """Work out what was noted, in its order; one that fails takes no other along."""
+        events = iter(self.events[:])
+        self.events.clear()
+        while length_hint(events):
+            self._guard.quiet(self._work_out, events)
+
+    def _work_out(self, events: Iterator[tuple[Any, Any, int | None]]) -> None:
+        recorder = self._recorder
         for request, answer, duration_ns in events:
             if request is None:
-                self._guard.quiet(self._recorder.saw, *answer)
+                recorder.saw(*answer)
             elif duration_ns is None:
-                self._guard.quiet(self._admitted, request, answer)
+                self._admitted(request, answer)
             else:
-                self._guard.quiet(self._looked_up, request, answer, duration_ns)
-
-    def _looked_up(self, request: Any, answer: Any, duration_ns: int) -> None:
-        if self._bound is not None:
-            self._bound.looked_up(request, answer)
-        self._recorder.looked_up(request.request_id, duration_ns)
+                recorder.looked_up(request.request_id, duration_ns)
 
     def _admitted(self, request: Any, usable: int) -> None:
-        if self._bound is not None:
-            self._bound.admitted(request, usable)
         if self.quarantine.held:
             self.quarantine.admitted(request.request_id)
         self._recorder.admitted(
@@ -240,16 +274,23 @@ def _hook_connector(probe: Any, patches: Patches, connector: Any) -> None:
 
 
 def _hook_safe_points(adapter: Any, probe: Any, patches: Patches, *, served: bool) -> None:
-    engine = adapter.core
-    guard = probe.guard
+    engine, guard, safe_point = adapter.core, probe.guard, probe.safe_point
     if not served:
         # A caller drives this engine: safe points are in the entry hooks, under the turn lock.
         return
+    jobs, quiet = safe_point.jobs, guard.quiet
 
-    def passed(*_args: Any, **_kwargs: Any) -> None:
-        safe_point = probe.safe_point
-        if safe_point.waiting or safe_point.idle_work is not None:
-            probe.between_steps(idle=adapter.idle())
+    def passed() -> None:
+        probe.between_steps(idle=adapter.idle())
 
-    patches.set(engine, "_handle_client_request", guard.after(engine._handle_client_request, passed))
-    patches.set(engine, "post_step", guard.after(engine.post_step, passed))
+    def watch(original: Callable[..., Any]) -> Callable[..., Any]:
+        def stand_in(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if (jobs or safe_point.idle_work is not None) and guard.on:
+                quiet(passed)
+            return result
+
+        return stand_in
+
+    for name in ("_handle_client_request", "post_step"):
+        patches.set(engine, name, watch(getattr(engine, name)))

@@ -179,3 +179,42 @@ def test_nobody_joined_means_no_ring_and_no_record() -> None:
     stamps = [feed.stamp_of(block.block_id) for block in core.pool.blocks if block.block_hash is not None]
     assert stamps
     assert all(stamps)
+
+
+def _registered(feed: Feed, core: Core, blocks: list[Any], mask: list[bool] | None = None) -> None:
+    """Have a request that nobody schedules register its first blocks, in schedule call 3."""
+    request = core.request("one", list(range(1, 65)))
+    feed.before_schedule(3)
+    core.pool.cache_full_blocks(request, blocks, 0, 4, 16, 1, mask)
+
+
+def test_a_table_that_changes_before_it_is_judged_hides_no_page() -> None:
+    """With nobody following the log names the request's table; a page that left it since is branded all the same."""
+    core = make_core("gemma3", 256)
+    feed = Feed(VllmPool(core.pool, core.managers))
+    feed.install()
+    blocks = core.pool.get_new_blocks(4)
+    ids = [block.block_id for block in blocks]
+    _registered(feed, core, blocks)
+    blocks[1] = core.pool.null_block
+    feed.after_schedule(3, {"another"})
+    assert feed.never_computed() == {(3 << 20) + 1}
+    assert sorted(feed.fence.never[(3 << 20) + 1]) == sorted(ids)
+
+
+@pytest.mark.parametrize("mask", [None, [False, True, False, True]])
+def test_keys_that_are_remembered_are_those_that_were_registered(mask: list[bool] | None) -> None:
+    """Null pages and masked ones were given no key: the ghost set hears of none; of the others it hears the hash."""
+    core = make_core("gemma3", 256)
+    feed = Feed(VllmPool(core.pool, core.managers))
+    feed.install()
+    heard: list[Any] = []
+    feed.stamps.remember = lambda *columns: heard.append(columns)
+    blocks = [core.pool.null_block, *core.pool.get_new_blocks(3)]
+    _registered(feed, core, blocks, mask)
+    feed.stamps.fold()
+    keys = [block._block_hash for block in blocks if block._block_hash is not None]
+    assert len(keys) == (3 if mask is None else 2)
+    assert all(key[-4:] == (1).to_bytes(4, "big") for key in keys)
+    size = len(keys[0]) - 4
+    assert heard == [(((3 << 20) + 1,), (size * len(keys),), (1,), b"".join(key[:-4] for key in keys))]

@@ -57,4 +57,4 @@ def test_batches_in_flight(model: Callable[..., Path]) -> None:
         assert (status["never_computed"], status["tainted"]) == (0, 0)
         assert shadows, "the batch's shadow was never used"
         assert engine.probe.guard.errors == 0
-        assert len(engine.probe._outputs) == len(core.batch_queue)
+        assert len(engine.probe.outputs) == len(core.batch_queue)
