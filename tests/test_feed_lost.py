@@ -91,7 +91,7 @@ def test_a_table_that_could_not_be_captured_is_not_compared(monkeypatch: pytest.
         raise MemoryError
 
     with monkeypatch.context() as broken:
-        broken.setattr(feed, "capture", fail)
+        broken.setattr(feed, "cut", fail)
         with pytest.raises(MemoryError):
             recorder.before_lookup()
         assert not decided(recorder, "second")
@@ -99,21 +99,58 @@ def test_a_table_that_could_not_be_captured_is_not_compared(monkeypatch: pytest.
     assert decided(recorder, "third")
 
 
-def test_captured_tables_are_published_in_order() -> None:
-    """A decision stands in the ring behind its own table and before the next one."""
+def keyed(reader: RingReader) -> int:
+    """Pages that carry a key in a reader's table."""
+    return sum(1 for tokens in reader.table.to_columns().tokens if tokens)
+
+
+def test_tables_of_points_are_published_in_order() -> None:
+    """A decision stands in the ring behind the table of its look-up, and before whatever happened after it."""
     pool, feed, reader = joined()
-    order: list[tuple[str, int]] = []
+    seen: list[tuple[str, int, int]] = []
     pool.register(pool.request("one", 2), 0, 2)
-    first = feed.capture()
+    first = feed.point()
     pool.register(pool.request("two", 2), 0, 2)
-    second = feed.capture()
-    assert (first < second, feed.published < first) == (True, True)
-    feed.publish(first)
-    feed.put_decision(b"1")
-    feed.publish(second)
-    feed.put_decision(b"2")
-    reader.poll(lambda body: order.append((body.decode(), reader.epoch)))
-    assert order == [("1", first), ("2", second)]
+    second = feed.point()
+    pool.register(pool.request("three", 2), 0, 2)
+    epochs = []
+    for name, point in ((b"1", first), (b"2", second)):
+        epochs.append(feed.cut_at(point))
+        assert feed.published == epochs[-1]
+        feed.put_decision(name)
+    feed.shadow()
+    feed.audit()
+    reader.poll(lambda body: seen.append((body.decode(), reader.epoch, keyed(reader))))
+    assert epochs[0] < epochs[1] < feed.published
+    assert seen == [("1", epochs[0], 2), ("2", epochs[1], 4)]
+    assert (keyed(reader), reader.audits, reader.failed_audits) == (6, 1, 0)
+
+
+def test_a_table_that_cannot_be_told_any_more_is_unknown() -> None:
+    """A page that changes before a look-up and after it, or a cut in between: nothing is compared, nothing lost."""
+    pool, feed, reader = joined()
+    recorder = recorder_of(feed)
+    request = pool.request("one", 3)
+    pool.register(request, 0, 3)
+    point = feed.point()
+    pool.evict(request.table[1:2])
+    recorder.saw(point)
+    assert not decided(recorder, "changed twice")
+    point = feed.point()
+    pool.register(pool.request("two", 1), 0, 1)
+    feed.cut()
+    recorder.saw(point)
+    assert not decided(recorder, "published together")
+    recorder.saw(feed.point())
+    assert decided(recorder, "nothing happened since")
+    point = feed.point()
+    pool.reset()
+    pool.register(pool.request("three", 3), 0, 3)
+    recorder.saw(point)
+    assert not decided(recorder, "emptied since")
+    feed.audit()
+    reader.poll()
+    assert (keyed(reader), reader.audits, reader.failed_audits) == (3, 1, 0)
 
 
 def move(pool: FakePool, source: Page, target: Page) -> None:

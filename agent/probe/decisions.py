@@ -40,8 +40,8 @@ class DecisionFeed(Protocol):
         """Publish what changed; return the epoch."""
         ...
 
-    def publish(self, epoch: int) -> None:
-        """Publish what was captured up to this epoch."""
+    def cut_at(self, point: Any) -> int:
+        """Publish what had changed at a point; return the epoch, or :data:`UNKNOWN_TABLE`."""
         ...
 
     @property
@@ -100,13 +100,13 @@ class Recorder:
         """A look-up follows: publish the table that it will see, if somebody compares."""
         if self.explaining and self.feed is not None:
             self._epoch = UNKNOWN_TABLE
-            self.saw(self.feed.cut(), self.feed.stamps.mark)
+            self._epoch, self._stamp = self.feed.cut(), self.feed.stamps.mark
 
-    def saw(self, epoch: int, stamp: int) -> None:
-        """The look-ups that come next saw the table of ``epoch``, whose last registration was ``stamp``."""
-        if self.feed is not None:
-            self.feed.publish(epoch)
-        self._epoch, self._stamp = epoch, stamp
+    def saw(self, point: Any) -> None:
+        """The look-ups that come next saw the table at this point of the feed; None: it is not known which."""
+        self._epoch = UNKNOWN_TABLE
+        if self.feed is not None and point is not None:
+            self._epoch, self._stamp = self.feed.cut_at(point), point.mark
 
     def looked_up(self, request: str, duration_ns: int) -> None:
         """A look-up has been made; nothing is counted as a reuse yet."""

@@ -19,7 +19,10 @@ class Pending:
         self.cleared: deque[Any] = deque(maxlen=EVENT_LIMIT)
         self.changed: deque[Any] = deque(maxlen=EVENT_LIMIT)
         self.touched: deque[Any] = deque(maxlen=EVENT_LIMIT)
+        self.taken = [0, 0]
+        """Pages of the first two lists that were taken by cuts, since the start."""
         self.was_reset = False
+        self.resets = 0
         self.references = False
         """The level that the hooks are at."""
         self.followed = False
@@ -30,6 +33,7 @@ class Pending:
 
     def _note_reset(self) -> None:
         self.was_reset = True
+        self.resets += 1
 
     def __bool__(self) -> bool:
         return bool(self.cleared or self.changed or self.touched)
@@ -46,6 +50,8 @@ class Pending:
 
     def clear(self) -> None:
         """Forget the events."""
+        self.taken[0] += len(self.cleared)
+        self.taken[1] += len(self.changed)
         self.cleared.clear()
         self.changed.clear()
         self.touched.clear()

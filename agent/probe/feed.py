@@ -15,18 +15,20 @@ from typing import Any
 from .. import feedformat as wire
 from ..feedformat import Counts, Flag, Kind
 from ..model.snapshot import Level
-from .columns import chunk_columns, delta_columns, parent_columns
+from .bootstrap import Bootstrap
+from .columns import delta_columns
+from .decisions import UNKNOWN_TABLE
 from .digest import table_checksum
 from .events import Pending
 from .fence import Fence
 from .outbox import Held, Outbox
+from .points import Point, Points
 from .port import PoolPort
 from .ring import Part, Ring, unsupported_machine
 from .scan import Scan
 from .stamps import Fresh, Stamps
 
 RING_BYTES = 16 << 20
-PARENT_ROW_BYTES = 12
 
 
 class FeedOffError(Exception):
@@ -62,12 +64,13 @@ class Feed:
         self.stamps = Stamps(pool_port)
         self.fence = Fence(pool_port, self.stamps)
         self._pending = Pending()
+        self._points = Points(pool_port, self._pending, self.stamps)
         self._scan = Scan(pool_port.pages, clock)
         self._fresh = Fresh()
         self._out = Outbox(self.fence)
         self._readers = {Level.CONTENT: 0, Level.REFERENCES: 0}
-        self._parents_of: list[str] = []
         self._counts = {"deltas": 0, "cleared": 0, "references": 0, "rows": 0, "chunk_pages": 0, "resyncs": 0}
+        self._bootstrap = Bootstrap(pool_port, self._scan, self.stamps, self._pending, self._out, self._counts)
         self._installed = False
 
     # ------------------------------------------------------------- installing
@@ -139,17 +142,15 @@ class Feed:
         self.stamps.follow(None)
         self._fresh.clear()
         self._pending.stop()
-        self._scan.stop()
-        self._parents_of.clear()
+        self._bootstrap.stop()
         self._out.close()
 
     def request_bootstrap(self) -> None:
         """Send the whole table once, from where the scan stands; one scan serves everybody who waits."""
         if self._out.ring is None:
             return
-        self._scan.restart()
         self._out.whole_fence = True
-        self._parents_of = self._port.requests()
+        self._bootstrap.restart()
 
     # ------------------------------------------------------------------- cuts
 
@@ -164,7 +165,7 @@ class Feed:
         return epoch
 
     def capture(self) -> int:
-        """Like :meth:`cut`, on the critical path: what changed is read now and published later, see :meth:`publish`."""
+        """Like :meth:`cut`, on the critical path: what changed is read now and published later, by :meth:`cut_at`."""
         ring = self._out.ring
         if ring is None:
             return self.epoch
@@ -192,9 +193,26 @@ class Feed:
         fresh.clear()
         return self.epoch
 
-    def publish(self, epoch: int) -> None:
-        """Publish what was captured up to this epoch; what comes into the ring next refers to that table."""
-        self._out.flush(epoch)
+    def point(self) -> Point:
+        """Note where a look-up stands; :meth:`cut_at` publishes the table that it sees, in the shadow of the batch.
+
+        References cannot be told later: at that level everything is read now.
+        """
+        if self._pending.references:
+            return Point(0, 0, 0, 0, self.stamps.mark, self.capture())
+        return self._points.take()
+
+    def cut_at(self, point: Point) -> int:
+        """Publish what had changed at this point, and no more: what comes into the ring next refers to that table.
+
+        Returns:
+            Its epoch; :data:`UNKNOWN_TABLE` if it is not known any more.
+        """
+        if point.epoch is not None:
+            self._out.flush(point.epoch)
+            return point.epoch
+        with self._points.at(point) as known:
+            return self.cut() if known else UNKNOWN_TABLE
 
     @property
     def published(self) -> int:
@@ -223,44 +241,20 @@ class Feed:
         """Once a step, when the batch has been dispatched: fold stamps, cut, send a chunk within the budget."""
         if self.stamps.log:
             self.stamps.fold()
-        ring = self._out.ring
-        if ring is None:
+        if self._out.ring is None:
             return
         begin = self._scan.clock()
         self.cut()
-        self._chunk(ring, self._scan.pages_in_step(begin))
-        if self._parents_of:
-            self._send_parents(ring)
+        self._bootstrap.send(self._scan.pages_in_step(begin), self._put)
 
     def idle(self) -> bool:
         """At a safe point of an idle engine: cut, and a larger chunk; True while more work waits."""
         self.stamps.fold()
-        ring = self._out.ring
-        if ring is None:
+        if self._out.ring is None:
             return False
         self.cut()
-        self._chunk(ring, self._scan.pages_idle())
-        if self._parents_of:
-            self._send_parents(ring)
-        return self._scan.left > 0 or bool(self._parents_of)
-
-    def _chunk(self, ring: Ring, pages: int) -> None:
-        row = 8 + 4 + self._port.key_bytes + 5
-        start, stop = self._scan.next(min(pages, ring.capacity // wire.RESYNC_FRACTION // row))
-        if start == stop:
-            return
-        references = self._pending.references
-        counts, parts = chunk_columns(self._port, self.stamps.page_stamps, start, stop, references=references)
-        self._put(Kind.CHUNK, counts, parts, base=start, flags=Flag.REFERENCES if references else 0)
-        self._counts["chunk_pages"] += stop - start
-        self._scan.done(stop - start)
-
-    def _send_parents(self, ring: Ring) -> None:
-        """Send what one running request knows of its chain, as far as a record takes it: a help, no duty."""
-        limit = ring.capacity // wire.RESYNC_FRACTION // PARENT_ROW_BYTES
-        counts, parts = parent_columns(self._port, self._parents_of.pop(), limit)
-        if counts.parents:
-            self._put(Kind.PARENTS, counts, parts)
+        self._bootstrap.send(self._scan.pages_idle(), self._put)
+        return self._bootstrap.left
 
     def _hold(self, kind: Kind, counts: Counts, parts: list[Part], *, base: int = 0, flags: int = 0) -> None:
         record = Held(kind, counts, parts, self.epoch, self.stamps.committed, base, int(flags))

@@ -61,6 +61,8 @@ class Stamps:
         """Bytes of a hash: a key without its group."""
         self.page_stamps = array("Q", bytes(8 * port.pages))
         self.log: deque[Registration] = deque(maxlen=LOG_LIMIT)
+        self.taken = 0
+        """Calls that were folded, since the start."""
         self.mark = 0
         """Stamp of the last registration of the current phase, or the one before its first."""
         self.late: int | None = None
@@ -168,6 +170,7 @@ class Stamps:
             return
         entries = list(log)
         log.clear()
+        self.taken += len(entries)
         if len(entries) == LOG_LIMIT:
             self.lost = self.dropped = True
         self.folded += entries

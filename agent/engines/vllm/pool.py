@@ -113,8 +113,7 @@ class VllmPool:
         self, original: Callable[..., Any], marks: Marks, failed: Callable[[str, BaseException], object]
     ) -> Callable[..., Any]:
         log, stamps, null, unit = marks.log.append, marks.page_stamps, self.null_page, self._pool.hash_block_size
-        nowhere = array("Q", [0])
-        null_stamp, null_at = (nowhere, 0) if null is None else (stamps, null)
+        null_stamp, null_at = (array("Q", [0]), 0) if null is None else (stamps, null)
         odd = self._odd_call(marks)
 
         def cache_full_blocks(
@@ -127,27 +126,17 @@ class VllmPool:
             block_mask: Any = None,
             **more: Any,
         ) -> Any:
-            result = original(
-                request,
-                blocks,
-                num_cached_blocks,
-                num_full_blocks,
-                block_size,
-                kv_cache_group_id,
-                block_mask,
-                **more,
-            )
-            if num_cached_blocks < num_full_blocks:
+            first, last, size, group = num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id
+            result = original(request, blocks, first, last, size, group, block_mask, **more)
+            if first < last:
                 try:
                     # As Marks.note does, in this frame: the pages are in the caches now, a moment later they are not.
-                    pages = blocks[num_cached_blocks:num_full_blocks]
-                    start, computed = num_cached_blocks * block_size, request.num_computed_tokens
-                    if marks.late is not None and start + block_size <= computed:
-                        odd(request, pages, block_mask, start, block_size, kv_cache_group_id)
+                    pages, start, computed = blocks[first:last], first * size, request.num_computed_tokens
+                    if marks.late is not None and start + size <= computed:
+                        odd(request, pages, block_mask, start, size, group)
                         return result
-                    width = block_size // unit
-                    hashes = request.block_hashes[(num_cached_blocks + 1) * width - 1 : num_full_blocks * width : width]
-                    chosen = pages
+                    width, chosen = size // unit, pages
+                    hashes = request.block_hashes[(first + 1) * width - 1 : last * width : width]
                     if block_mask is not None:
                         chosen, hashes = list(compress(pages, block_mask)), list(compress(hashes, block_mask))
                     marks.mark = mark = marks.mark + 1
@@ -155,22 +144,9 @@ class VllmPool:
                         stamps[page.block_id] = mark
                     if null_stamp[null_at] == mark:
                         hashes = [one for one, page in zip(hashes, chosen, strict=False) if not page.is_null]
-                    log(
-                        (
-                            mark,
-                            request.request_id,
-                            request,
-                            pages if marks.keep else blocks,
-                            None if marks.keep else num_full_blocks,
-                            block_mask,
-                            start,
-                            block_size,
-                            computed,
-                            request.status,
-                            kv_cache_group_id,
-                            b"".join(hashes),
-                        )
-                    )
+                    seen, end = (pages, None) if marks.keep else (blocks, last)
+                    name, status, keys = request.request_id, request.status, b"".join(hashes)
+                    log((mark, name, request, seen, end, block_mask, start, size, computed, status, group, keys))
                 except SLOT_ERRORS as error:
                     failed("cache_full_blocks", error)
             return result

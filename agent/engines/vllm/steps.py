@@ -10,7 +10,6 @@ from operator import length_hint
 from types import SimpleNamespace
 from typing import Any
 
-from ...probe.decisions import UNKNOWN_TABLE
 from ...probe.patches import Patches
 
 
@@ -127,8 +126,8 @@ def _hook_lookups(adapter: Any, probe: Any, patches: Patches, manager: Any) -> N
             quarantine.sweep()
         feed = recorder.feed
         if recorder.explaining and feed is not None:
-            events.append((None, (UNKNOWN_TABLE, 0), None))  # should the capture fail
-            events[-1] = (None, (feed.capture(), feed.stamps.mark), None)
+            events.append((None, None, None))  # should it fail
+            events[-1] = (None, feed.point(), None)
 
     def watch(original: Callable[..., Any]) -> Callable[..., Any]:
         def looked_up(request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -185,7 +184,7 @@ class Noted:
     def __init__(self, adapter: Any, probe: Any) -> None:
         self.events: list[tuple[Any, Any, int | None]] = []
         """A look-up: request, None, nanoseconds; an admission: request, tokens that it reuses, None; or before a
-        look-up that somebody compares, the table that it sees: None, (epoch, last stamp), None."""
+        look-up that somebody compares, the point of the feed where it stands: None, point, None."""
         self.found: list[Any] = [None]
         """The latest look-up until its admission: request, answer, last stamp before it."""
         self.quarantine = adapter.quarantine
@@ -215,7 +214,7 @@ class Noted:
         recorder = self._recorder
         for request, answer, duration_ns in events:
             if request is None:
-                recorder.saw(*answer)
+                recorder.saw(answer)
             elif duration_ns is None:
                 self._admitted(request, answer)
             else:

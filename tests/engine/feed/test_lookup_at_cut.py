@@ -11,7 +11,9 @@ from agent.engines.vllm.groups import geometry_of
 from agent.engines.vllm.pool import VllmPool
 from agent.model.snapshot import Level
 from agent.model.states import KEY_BYTES
+from agent.probe.decisions import UNKNOWN_TABLE
 from agent.probe.feed import Feed
+from agent.probe.points import Point
 from agent.resume import evaluate
 from agent.table import RingReader
 from tests.support.cache_core import Workload, make_core
@@ -30,12 +32,14 @@ class Lookups:
     feed: Feed
     step: int = 0
     waiting: dict[int, Any] = field(default_factory=dict)
-    later: list[tuple[int, int]] = field(default_factory=list)
+    later: list[tuple[Point, int]] = field(default_factory=list)
     seen: list[int] = field(default_factory=list)
     """What the engine answered."""
     answers: list[int | None] = field(default_factory=list)
     """What the reader's table says."""
     kept: int = 0
+    unknown: set[int] = field(default_factory=set)
+    """Look-ups whose table could not be told any more."""
 
     def look_up(self, request: Any) -> None:
         """Cut, ask the engine, and publish the look-up: the order in the ring is what is tested."""
@@ -44,7 +48,7 @@ class Lookups:
         if at_once:
             self.feed.cut()
         else:
-            self.later.append((self.feed.capture(), number))
+            self.later.append((self.feed.point(), number))
         _, usable, _ = self.core.manager.get_computed_blocks(request)
         if at_once:
             self.feed.put_decision(b"%d" % number)
@@ -52,11 +56,14 @@ class Lookups:
 
     def publish(self) -> None:
         """Publish what the step only noted."""
-        for epoch, number in self.later:
-            self.feed.publish(epoch)
+        for point, number in self.later:
+            epoch = self.feed.cut_at(point)
+            if epoch == UNKNOWN_TABLE:
+                self.unknown.add(number)
+                continue
             assert self.feed.published == epoch
             self.feed.put_decision(b"%d" % number)
-        self.kept += len(self.later)
+            self.kept += 1
         self.later.clear()
 
 
@@ -96,6 +103,7 @@ def test_no_lookup_differs_at_a_cut(kind: str, retention: int | None) -> None:
         reader.poll(ours)
         lookups.waiting.clear()
     assert reader.overruns == reader.resyncs == reader.garbled == 0
-    assert lookups.answers == lookups.seen
+    assert lookups.answers == [usable for number, usable in enumerate(lookups.seen) if number not in lookups.unknown]
+    assert len(lookups.unknown) < len(lookups.seen) // 50, "a page that changes twice in a step is rare"
     assert lookups.kept > len(lookups.seen) // 3, "look-ups that are published later have to be among them"
     assert sum(usable > 0 for usable in lookups.seen) > len(lookups.seen) // 10, "the load has to hit the cache"
