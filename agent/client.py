@@ -68,6 +68,10 @@ class Client:
         self._next_id = 0
         self._buffer = wire.FrameBuffer(wire.MAX_REPLY)
         self._descriptors: list[int] = []
+        self._told: int | None = None
+        """The question whose answer nobody waits for, until it comes."""
+        self._complaint: KvctlError | None = None
+        """What was wrong with it."""
         self._until = time.monotonic() + deadline_s
         if endpoint.state is not EndpointState.LIVE:
             raise TargetError(
@@ -120,11 +124,65 @@ class Client:
         while True:
             answer = self._receive(op)
             # An answer to a question that was given up earlier is dropped.
-            if answer.get("id") in {self._next_id, None}:
+            if not self._heard(answer) and answer.get("id") in {self._next_id, None}:
                 break
         if answer.get("ok") is True:
             return answer.get("result")
         raise wire.error_from_plain(answer.get("error"))
+
+    def tell(self, op: str, **args: Any) -> None:
+        """Ask a question whose answer matters only if it is an error; does not wait for it.
+
+        Only while none is :attr:`telling`, and only what the empty buffer of a socket holds.
+
+        Raises:
+            KvctlError: The engine is gone.
+        """
+        self._until = time.monotonic() + GRACE_S
+        self._next_id += 1
+        self._send({"id": self._next_id, "op": op, "args": args}, op)
+        self._told = self._next_id
+
+    @property
+    def telling(self) -> bool:
+        """Whether the last :meth:`tell` is not answered yet, as far as was listened."""
+        return self._told is not None
+
+    def listen(self) -> None:
+        """Look, without waiting, whether the last :meth:`tell` was answered.
+
+        Raises:
+            KvctlError: What the agent said against it, or that it is gone.
+        """
+        self._hear()
+        complaint, self._complaint = self._complaint, None
+        if complaint is not None:
+            raise complaint
+
+    def _hear(self) -> None:
+        """Take what came, as long as an answer that nobody waits for is due."""
+        while self.telling:
+            message = self._buffer.next()
+            if message is not None:
+                self._heard(message)
+                continue
+            try:
+                self._socket.settimeout(0.0)
+                data, descriptors, _, _ = socket.recv_fds(self._socket, _CHUNK, 1, socket.MSG_CMSG_CLOEXEC)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise self._gone("listening", error) from error
+            self._take(data, descriptors, "listening")
+
+    def _heard(self, answer: dict[str, Any]) -> bool:
+        """Whether an answer is that to the last :meth:`tell`; what it says against it is kept."""
+        if self._told is None or answer.get("id") != self._told:
+            return False
+        self._told = None
+        if answer.get("ok") is not True:
+            self._complaint = wire.error_from_plain(answer.get("error"))
+        return True
 
     def take_descriptor(self) -> int:
         """Return the descriptor that came with the last answer; the caller owns it.
@@ -139,11 +197,12 @@ class Client:
     def alive(self) -> bool:
         """Tell, without waiting, whether the engine still holds the connection."""
         try:
+            self._hear()  # what it said last would hide that it is gone
             self._socket.settimeout(0.0)
             return self._socket.recv(1, socket.MSG_PEEK) != b""
         except BlockingIOError:
             return True
-        except OSError:
+        except (OSError, KvctlError):
             return False
 
     def _send(self, message: dict[str, Any], doing: str) -> None:
@@ -167,11 +226,14 @@ class Client:
                 raise self._late(doing) from error
             except OSError as error:
                 raise self._gone(doing, error) from error
-            self._descriptors.extend(descriptors)
-            if not data:
-                raise self._gone(doing, None)
-            self._buffer.feed(data)
+            self._take(data, descriptors, doing)
         return message
+
+    def _take(self, data: bytes, descriptors: list[int], doing: str) -> None:
+        self._descriptors.extend(descriptors)
+        if not data:
+            raise self._gone(doing, None)
+        self._buffer.feed(data)
 
     def _left(self, doing: str) -> float:
         left = self._until - time.monotonic()

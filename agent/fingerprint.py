@@ -15,7 +15,7 @@ from . import jsonfile
 from .codec import from_plain, to_plain
 from .errors import FileError, KvctlError, ProtocolError, RefusedError, UnsupportedError, UsageError
 from .model.evidence import Contract, Evidence, Weights
-from .model.fingerprint import Fingerprint, Mode, Part
+from .model.fingerprint import Fingerprint, Mode, Part, comparable
 from .model.groups import Geometry
 from .model.snapshot import Snapshot
 from .replies import evidence
@@ -86,7 +86,9 @@ def kept(session: "Session", snapshot: Snapshot, *, deadline_s: float = 30.0) ->
         missing["contract"] = f"the contract was not read: {error.why or error.what}"
         return replace(snapshot, evidence=replace(evidence, missing=missing))
     missing |= {f"{_PART}{name}": why for name, why in found.missing.items()}
-    contract = replace(known, fields=found.fields) if known is not None else Contract(fields=found.fields)
+    # A file is compared with the pin of the host where it is looked at, not with that of the engine's.
+    missing.pop("contract", None)
+    contract = Contract(fields=found.fields, fingerprint=None if known is None else known.fingerprint)
     return replace(snapshot, evidence=replace(evidence, contract=contract, missing=missing))
 
 
@@ -245,3 +247,29 @@ def pinned(name: str) -> Fingerprint | None:
     """Return the fingerprint that was pinned for an engine of this name; None: none was."""
     path = pin_path(name)
     return load(path) if path.exists() else None
+
+
+def with_pin(snapshot: Snapshot) -> Snapshot:
+    """Set the contract that a snapshot without its engine holds against what was pinned here for an engine of its name.
+
+    A comparison that the snapshot already holds stays. Where none is possible ``Evidence.missing`` says what lacks.
+    """
+    found = snapshot.evidence or Evidence()
+    held, missing = found.contract, dict(found.missing)
+    if held is not None and held.pinned is not None:
+        return snapshot
+    if held is None or not held.fields:
+        missing.setdefault("contract", "the file holds no contract")
+        return replace(snapshot, evidence=replace(found, missing=missing))
+    try:
+        before = pinned(snapshot.engine.name)
+    except KvctlError as error:
+        missing["contract"] = f"the pinned contract could not be compared: {error.why or error.what}"
+        before = None
+    if before is None:
+        name = snapshot.engine.name[:60]
+        missing.setdefault("contract", f"the file holds a contract; none is pinned here for an engine named {name!r}")
+        return replace(snapshot, evidence=replace(found, missing=missing))
+    now = of_snapshot(snapshot)
+    old, new = comparable(before, replace(now, contract=replace(now.contract, fields=held.fields)))
+    return replace(snapshot, evidence=replace(found, contract=replace(held, fields=new, pinned=old)))

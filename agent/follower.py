@@ -73,6 +73,7 @@ def _settled(waited: Decision, record: DecisionRecord) -> Decision:
         external=record.external,
         lookups=record.lookups,
         duration_ns=record.duration_ns,
+        trace=record.trace,
     )
 
 
@@ -83,15 +84,24 @@ class Follower:
         client: Connection to the engine; the ring is joined on it.
         geometry: The engine's groups.
         level: How much of the table to follow.
+        on_explained: Receives each decision when it is explained.
 
     Raises:
         UnsupportedError: The feed is off on this engine.
     """
 
-    def __init__(self, client: Client, geometry: Geometry, level: Level) -> None:
+    def __init__(
+        self,
+        client: Client,
+        geometry: Geometry,
+        level: Level,
+        *,
+        on_explained: Callable[[Decision], object] = lambda _decision: None,
+    ) -> None:
         self._client = client
         self._geometry = geometry
         self.level = level
+        self._on_explained = on_explained
         self._fresh: list[Decision] = []
         self._recent: deque[Decision] = deque(maxlen=RECENT)
         self._waiting: OrderedDict[str, Decision] = OrderedDict()
@@ -159,6 +169,7 @@ class Follower:
         decided = _settled(waited, record) if record.moving and waited is not None else self._explained(record)
         self._fresh.append(decided)
         self._recent.append(decided)
+        self._on_explained(decided)
 
     def _explained(self, record: DecisionRecord) -> Decision:
         decision, reader = record.to_decision(), self._reader

@@ -153,9 +153,10 @@ def _make(folder: Path, *, parents: bool) -> str | None:
 
 
 def deaf(environ: Mapping[str, str] | None = None) -> str | None:
-    """Say why no agent of this user can listen: no folder of the search order is fit; None if one is.
+    """Say why no agent of this user can listen; None if one can.
 
-    Looks only: a folder that is not there can be made where there is a place for it.
+    Either no folder of the search order is fit, or in the first that is agents are switched off. Looks only: a folder
+    that is not there can be made where there is a place for it.
     """
     chosen = bool((os.environ if environ is None else environ).get("KVCTL_RUNTIME_DIR"))
     reasons = []
@@ -166,9 +167,16 @@ def deaf(environ: Mapping[str, str] | None = None) -> str | None:
             above = next(path for path in folder.parents if not chosen or os.path.lexists(path))
             fault = None if os.access(above, os.W_OK | os.X_OK) else f"not there, and you may not write to {above}"
         if fault is None:
-            return None
+            return switched_off(folder)
         reasons.append(f"{folder}: {fault}")
     return "; ".join(reasons)
+
+
+def switched_off(folder: Path) -> str | None:
+    """Say that an operator has switched off the agents of a runtime folder; None where nobody has."""
+    if not os.path.exists(folder / KILL_FILE):  # noqa: PTH110 - False, not an error, where the folder is closed
+        return None
+    return f"{folder}: the file {KILL_FILE!r} in it switches every agent off"
 
 
 def allowed_uids(environ: Mapping[str, str] | None = None) -> frozenset[int]:

@@ -6,6 +6,7 @@ deadline. The command line, the inspector and the exporters use live engines thr
 
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -14,10 +15,12 @@ from . import paths, replies
 from .client import Client
 from .discovery import Endpoint, EndpointState, discover, endpoint_at
 from .errors import TargetError, UsageError
+from .explainedformat import knowledge
 from .follower import Follower
 from .model.decision import Decision
 from .model.groups import Geometry
 from .model.snapshot import Consistency, EngineInfo, Level, Snapshot
+from .sharing import Sharing
 
 DEFAULT_DEADLINE_S = 10.0
 DECISIONS_KEPT = 1000
@@ -32,8 +35,9 @@ class Session:
         self.info: EngineInfo = replies.engine(client.hello)
         self._geometry: Geometry | None = None
         self._follower: Follower | None = None
+        self._sharing = Sharing(client)
         self._listed: dict[int, Decision] = {}
-        """The latest decisions that the probe named, unexplained."""
+        """The latest decisions that the probe named, explained as far as others did that."""
         self._last_id = 0
 
     @classmethod
@@ -68,11 +72,27 @@ class Session:
         plain = self._client.call("overview", decisions=decisions, deadline_s=deadline_s)
         snapshot = replies.overview(plain)
         self._geometry = snapshot.geometry
-        return snapshot
+        return replace(snapshot, decisions=self._told(snapshot.decisions or ()))
 
     def decisions(self, *, since: int = 0, limit: int = 1000) -> tuple[Decision, ...]:
-        """Read decisions after number ``since`` from the probe's own ring, unexplained; oldest first."""
-        return replies.decisions(self._client.call("decisions", since=since, limit=limit))
+        """Read decisions after number ``since`` from the probe's own ring; oldest first.
+
+        They are explained where this session, or another reader, followed the engine when they were made.
+        """
+        return self._told(replies.decisions(self._client.call("decisions", since=since, limit=limit)))
+
+    @property
+    def not_shared(self) -> str | None:
+        """Why this engine's agent does not pass on what its readers explain; None where it does."""
+        return self._sharing.off
+
+    def _told(self, found: tuple[Decision, ...]) -> tuple[Decision, ...]:
+        """Explain decisions as far as this session or any other reader did."""
+        if not found:
+            return found
+        told = {item.id: item for item in self._sharing.told(found, groups=len(self.geometry.groups))}
+        own = () if self._follower is None else self._follower.recent_decisions()
+        return _merged(told, (item for item in own if item.id in told))
 
     def follow(
         self,
@@ -97,7 +117,7 @@ class Session:
         if self._follower is not None:
             self._follower.close()
             self._follower = None
-        follower = Follower(self._client, self.geometry, level)
+        follower = Follower(self._client, self.geometry, level, on_explained=self._sharing.add)
         try:
             follower.bootstrap(progress=progress, deadline_s=deadline_s)
         except BaseException:
@@ -119,6 +139,7 @@ class Session:
             if left := self._follower.take_decisions():
                 return left
             raise
+        self._sharing.post()
         return self._follower.take_decisions()
 
     def snapshot(
@@ -142,7 +163,7 @@ class Session:
             self.follow()
         assert self._follower is not None  # noqa: S101 - for the type checker
         # Before the table, so that none is later than the moment that the table shows.
-        self._remember(self.decisions(since=self._last_id))
+        self._remember(replies.decisions(self._client.call("decisions", since=self._last_id, limit=DECISIONS_KEPT)))
         plain = self._client.call(
             "read",
             tables=tables,
@@ -152,6 +173,7 @@ class Session:
             **({"lookups": lookups} if lookups else {}),
         )
         pages, consistency, notes = self._follower.pages_at(plain.get("epoch"), deadline_s=deadline_s)
+        self._sharing.post()
         if plain.get("free_list_torn"):
             consistency = Consistency.TORN
             notes = (*notes, "the free list changed while it was walked")
@@ -171,10 +193,14 @@ class Session:
         self._last_id = max(self._listed, default=0)
         for number in sorted(self._listed)[:-DECISIONS_KEPT]:
             del self._listed[number]
+        # All of them: some were not explained yet, or not posted, when they were named.
+        listed = tuple(self._listed[number] for number in sorted(self._listed))
+        self._listed.update((item.id, item) for item in self._told(listed))
 
     def close(self) -> None:
         """Leave the feed and close the connection."""
         if self._follower is not None:
+            self._sharing.post(last=True)
             self._follower.close()
             self._follower = None
         self._client.close()
@@ -189,8 +215,13 @@ class Session:
 
 
 def _merged(listed: dict[int, Decision], explained: Iterable[Decision]) -> tuple[Decision, ...]:
-    """Return the decisions that the probe remembers, explained where this session saw the table at their look-up."""
-    both = listed | {item.id: item for item in explained}
+    """Return the decisions that the probe remembers, explained by who knows most of them, this session first."""
+
+    def better(item: Decision) -> bool:
+        other = listed.get(item.id)
+        return other is None or other.logical is None or knowledge(item) >= knowledge(other)
+
+    both = listed | {item.id: item for item in explained if better(item)}
     return tuple(both[number] for number in sorted(both))
 
 

@@ -56,6 +56,7 @@ OPS: Final = {
     "capabilities": "What works on this engine, and why not what does not.",
     "counters": "The probe's counters, without the engine's thread.",
     "decisions": "Decisions after number `since`, at most `limit`, without the engine's thread.",
+    "explained": "Post what a reader found out about decisions; read what readers posted after a mark.",
     "account": "Take the lease on the books of decisions, and post what was found out about some of them.",
     "requests": "Requests with their page tables where `tables` is true.",
     "free_list": "The engine's free list in eviction order.",

@@ -33,7 +33,7 @@ class Books(Protocol):
         ...
 
     def decisions(self, *, since: int = 0, limit: int = 1000) -> tuple[Decision, ...]:
-        """Read decisions as the probe recorded them, unexplained."""
+        """Read decisions as the probe recorded them, explained as far as any reader did that."""
         ...
 
 
@@ -125,7 +125,7 @@ class Accountant:
         return int(self._ask()["last"])
 
     def skip_to(self, last: int) -> None:
-        """Count what was decided before anybody followed as unexplained, with what the engine itself knows."""
+        """Count what was decided before this exporter followed, with what the engine and its other readers know."""
         self._ask()
         self._fill(last + 1)
 
@@ -147,7 +147,7 @@ class Accountant:
             expected += 1
 
     def _fill(self, before: int) -> None:
-        """Account for decisions up to ``before`` that never came through the feed."""
+        """Account for decisions up to ``before`` that never came through the feed; another reader may have them."""
         while self.granted and self.accounted + 1 < before:
             first = self.accounted + 1
             found = [

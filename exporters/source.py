@@ -55,7 +55,7 @@ class Live(Protocol):
         ...
 
     def decisions(self, *, since: int = 0, limit: int = 1000) -> tuple[Decision, ...]:
-        """Return recorded decisions, unexplained."""
+        """Return recorded decisions, explained as far as any reader did that."""
         ...
 
     def snapshot(self, *, tables: bool = True, free_list: bool = False, deadline_s: float = ...) -> Snapshot:

@@ -1,4 +1,4 @@
-"""Explanations for people: every reason, outcome, status and state, in cause, how to confirm, what to do.
+"""Explanations for people: every reason, outcome and state, in cause, how to confirm, what to do.
 
 Invariant: every member of :class:`agent.model.decision.Reason` has an entry (a test counts them); texts are ours,
 nothing from an engine is woven in here. Read by ``kvctl explain``, the decision views and the dashboard.
@@ -36,7 +36,7 @@ REASONS: dict[Reason, Explanation] = {
     Reason.EVICTED: Explanation(
         title="the prefix was cached and has been evicted since",
         cause="The pool was full and the engine took these pages for other requests, the longest unused first.",
-        confirm="The pool is near 100 % used, and the same prefix hits when it comes back quickly.",
+        confirm="The pool is near 100% used, and the same prefix hits when it comes back quickly.",
         action="Give the pool more pages (more GPU memory for the cache, a smaller maximum length, a tier in host "
         "memory), or route requests that share a prefix to the same engine.",
         commands=("kvctl inspect overview", "kvctl inspect pages"),
@@ -187,21 +187,3 @@ STATES: dict[State, tuple[str, str]] = {
     State.UNKNOWN: ("a kind of layer that this version of kvctl does not know", "unknown"),
 }
 """What each state holds, and what its loss costs."""
-
-WORDS: dict[str, str] = {
-    "logical": "logical hit: the longest prefix of the request that was computed once and of which something is still "
-    "cached. It says what could have been reused.",
-    "usable": "usable hit: the longest prefix at which every required group can resume. It is what really saves work.",
-    "stranded": "stranded: pages that are cached but cannot be part of any usable hit now. They take memory and save "
-    "nothing until they are computed around or evicted.",
-    "recoverable": "recoverable: tokens that another way of resuming would win beyond usable: exact, replay_exact (the "
-    "last tokens of a window are computed again in every layer) or replay_approximate (once; not the same answers). "
-    "`kvctl inspect prefix SELECTOR` shows them; an engine that does not offer the way still resumes at usable.",
-    "limiting": "limiting group: the group to which most of the loss between logical and usable is booked.",
-    "page": "page: one physical block of the cache's pool, the unit of allocation (vLLM calls it block).",
-    "group": "group: layers that share one page table and one kind of cache state.",
-    "waterfall": "waterfall: how the common boundary of all groups sank, step by step, and which group caused each "
-    "step.",
-    "torn": "torn: the tables were read while they changed; numbers may not fit together. atomic is one moment.",
-}
-"""Words of the glossary that tables use."""

@@ -5,6 +5,7 @@ dashboard both use it, so that one thing looks the same everywhere.
 """
 
 import unicodedata
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 UNKNOWN = "unknown"
@@ -68,6 +69,11 @@ def cut_middle(text: str, cells: int) -> str:
 def count(value: int | None) -> str:
     """Return a count with thousands separators."""
     return UNKNOWN if value is None else f"{value:,}"
+
+
+def width_of_counts(values: Iterable[int | None], least: int = 9) -> int:
+    """Return the cells that these counts take below each other, at least as many as most of them do."""
+    return max([least, *(len(count(value)) for value in values)])
 
 
 def size(value: int | None, *, raw: bool = False) -> str:

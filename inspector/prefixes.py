@@ -105,6 +105,14 @@ class Prefixes:
         """Ends of chains whose beginning is not in the table or that are shorter than one hit."""
         return len(self.nodes.tips) - len(self.ends)
 
+    @property
+    def fragment_groups(self) -> tuple[GroupId, ...]:
+        """Groups of which fragments end in a page."""
+        ends = set(self.ends)
+        tips = [int(tip) for tip in self.nodes.tips if int(tip) not in ends]
+        there = self.nodes.pages[:, tips].sum(axis=1) > 0
+        return tuple(group.id for group in self.snapshot.geometry.groups if there[group.id])
+
     @cached_property
     def _tables(self) -> tuple[I64, ...]:
         return held(self.snapshot, self.nodes)

@@ -50,6 +50,8 @@ class Column:
     """Words go on in the next line instead of being cut; for the last column of a table."""
     identity: bool = False
     """An id: where it is cut, its end stays."""
+    roomy: int = 0
+    """Cells that a growing table keeps free for it where a line is long enough, so that it need not grow."""
     least: int = 0
     """Cells that a list that grows line by line keeps free from the start."""
     blank: str | None = None

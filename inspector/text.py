@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .format import UNKNOWN, clean, clock, count, cut, cut_middle, duration, percent, size, when, width_of
+from .hints import glued
 from .report import Block, Cell, Column, Facts, Kind, Prose, Report, Table, Tone, Value
 from .wrap import wrap
 
@@ -15,6 +16,8 @@ MAX_CELL = 120
 """Cells of the widest free-text column where the width is not limited: an id of 10 kB stays one line."""
 
 _MIN_ELASTIC = 8
+_ROOMY = 100
+"""Cells of a line from which growing tables keep room in their columns."""
 _GAP = "  "
 _SGR = {Tone.GOOD: "32", Tone.BAD: "31", Tone.WARN: "33", Tone.DIM: "2", Tone.STRONG: "1"}
 
@@ -109,6 +112,8 @@ def _table(table: Table, style: Style) -> Iterator[str]:
 class LineTable:
     """A table that grows row by row: a column never shrinks, and free text takes what is left of the line.
 
+    Where a column had to grow the header comes again, so that it stands above its columns.
+
     Args:
         columns: Its columns.
         style: The layout.
@@ -118,8 +123,10 @@ class LineTable:
         self._shown = [at for at, column in enumerate(columns) if style.wide or not column.wide]
         self._columns = [columns[at] for at in self._shown]
         self._style = style
-        self._widths = [max(len(column.header), column.least) for column in self._columns]
-        self._begun = False
+        roomy = style.width is None or style.width >= _ROOMY
+        self._widths = [max(len(column.header), column.least, column.roomy if roomy else 0) for column in self._columns]
+        self._headed: list[int] = []
+        """Widths below the header that was written last."""
 
     def add(self, row: Sequence[Value]) -> str:
         """Return one row as text with its line feed; the first one brings the header."""
@@ -134,10 +141,11 @@ class LineTable:
         ]
         widths = self._fitted(texts)
         lines = []
-        if not self._begun and self._style.headers:
+        fixed = [width for width, column in zip(self._widths, self._columns, strict=True) if not column.elastic]
+        if fixed != self._headed and self._style.headers:
             header = [_pad(column.header, column, width) for column, width in zip(self._columns, widths, strict=True)]
             lines.append(_paint(_GAP.join(header).rstrip(), Tone.DIM, self._style))
-        self._begun = True
+        self._headed = fixed
         parts = [
             _paint(_pad(_fit(text, column, width), column, width), _tone(cell), self._style)
             for cell, text, column, width in zip(cells, texts, self._columns, widths, strict=True)
@@ -205,9 +213,17 @@ def _facts(block: Facts, style: Style) -> Iterator[str]:
     for label, lines in block.facts:
         head = _paint(label.ljust(label_width), Tone.STRONG, style) + _GAP
         for line in lines:
-            for piece in _wrapped(line, room, style):
-                yield head + piece
+            left = indent if head != indent or room is None else _left(line, indent, room)
+            for piece in _wrapped(line, None if room is None else room + len(indent) - len(left), style):
+                yield (head if head != indent else left) + piece
                 head = indent
+
+
+def _left(line: str | Cell, indent: str, room: int) -> str:
+    """Return the indentation of a line: less of it for a command that fits in one line only so."""
+    text = clean(str(line.value) if isinstance(line, Cell) else line)
+    over = width_of(text) - room
+    return indent[over:] if 0 < over <= len(indent) and " " not in glued(text) else indent
 
 
 def _prose(block: Prose, style: Style) -> Iterator[str]:

@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from agent.attach import launch
 from agent.discovery import EndpointState, discover, remove_leftover
 from agent.errors import AgentError, DeadlineError, RefusedError, TargetError, UnsupportedError
 
@@ -50,11 +51,13 @@ class DemoEngine:
         rate: Requests a second.
         seed: Fixes the traffic.
         restart_s: Seconds between two losses of device and host memory; 0 for none.
+        allow_changes: Its agent may change it: prefixes can be taken out.
     """
 
-    def __init__(self, *, rate: float, seed: int, restart_s: float = 0.0) -> None:
+    def __init__(self, *, rate: float, seed: int, restart_s: float = 0.0, allow_changes: bool = False) -> None:
         """Prepare; nothing is made before the start."""
         self._arguments = ["--rate", str(rate), "--seed", str(seed), "--restart-every", str(restart_s)]
+        self._allow_changes = allow_changes
         self._scratch = Path(tempfile.gettempdir()) / f"kvctl-demo-{secrets.token_hex(8)}"
         self._log = os.memfd_create("kvctl-demo-log", os.MFD_CLOEXEC)
         self._process: subprocess.Popen[str] | None = None
@@ -78,7 +81,7 @@ class DemoEngine:
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 text=True,
-                env=_environment(os.environ),
+                env=_environment(os.environ, allow_changes=self._allow_changes),
                 process_group=0,  # ^C is for us: the engine answers until the report is made
             )
         self._wait()
@@ -156,5 +159,5 @@ class DemoEngine:
                     remove_leftover(left)
 
 
-def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    return {**environ, "KVCTL_AGENT": "1", "OMP_NUM_THREADS": environ.get("OMP_NUM_THREADS", "1")}
+def _environment(environ: Mapping[str, str], *, allow_changes: bool) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": "1", **launch.environment(environ, allow_changes=allow_changes)}

@@ -28,6 +28,7 @@ from . import __version__
 
 if TYPE_CHECKING:
     from agent.model.snapshot import Snapshot
+    from agent.session import Session
 
 
 class Health(StrEnum):
@@ -191,12 +192,12 @@ def runtime_folders() -> Iterator[Check]:
         name = f"folder {number}"
         fault = paths.unfit(folder, uid=uid)
         if fault is None:
-            off = os.path.exists(folder / paths.KILL_FILE)  # noqa: PTH110 - False, not an error, where the folder is closed
-            if off:
+            off = paths.switched_off(folder)
+            if off is not None:
                 yield Check(
                     name=name,
                     health=Health.PROBLEM,
-                    detail=f"{folder}: the file {paths.KILL_FILE!r} in it switches every agent off",
+                    detail=off,
                     next_step=f"rm {quoted(str(folder / paths.KILL_FILE), 'FILE')}",
                 )
             else:
@@ -307,6 +308,7 @@ def live_engines(endpoints: Sequence[Endpoint], timeout_s: float) -> Iterator[Ch
         try:
             with Session.open(endpoint, deadline_s=timeout_s) as session:
                 yield from _engine(name, session.overview())
+                yield from _sharing(name, session)
         except KvctlError as error:
             yield Check(name=name, health=Health.PROBLEM, detail=error.why or error.what, next_step=error.next_step)
 
@@ -335,6 +337,26 @@ def _engine(name: str, snapshot: "Snapshot") -> Iterator[Check]:
         )
     yield Check(name=name, health=Health.OK, detail=detail)
     yield _trace_headers(name, snapshot)
+
+
+def _sharing(name: str, session: "Session") -> Iterator[Check]:
+    """Say why commands that only look do not show what a reader explained."""
+    if session.not_shared is not None:
+        yield Check(
+            name=name,
+            health=Health.NOTE,
+            detail=f"what one reader explains the others do not show: {session.not_shared}",
+            next_step="use one version on both sides; restart the engine after an update",
+        )
+        return
+    refused = session.call("capabilities").get("explained", {}).get("refused")
+    if refused:
+        yield Check(
+            name=name,
+            health=Health.NOTE,
+            detail=f"its agent refused {plural(refused, 'explanation')} that readers posted",
+            next_step="use one version of kvctl on all sides",
+        )
 
 
 def _trace_headers(name: str, snapshot: "Snapshot") -> Check:

@@ -22,7 +22,7 @@ from .output import Format, Output
 from .targets import Target
 from .typing_app import new_app
 
-__all__ = ["READ", "Options", "Part", "Watch", "new_app", "with_options"]
+__all__ = ["LORA", "READ", "SALT", "Options", "Part", "Watch", "new_app", "with_options"]
 
 P = ParamSpec("P")
 
@@ -93,6 +93,14 @@ _ANNOTATIONS: dict[Part, dict[str, Any]] = {
         ],
     },
 }
+
+SALT = typer.Option("--salt", metavar="SALT", help="For tokens: the cache salt of the request.")
+LORA = typer.Option(
+    "--lora",
+    metavar="NAME[=PATH]",
+    help="For tokens: the LoRA adapter of the request. Split where PATH is there, else at the last =.",
+)
+"""For commands that take ``tokens:FILE``: what belongs to a request's identity beside its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

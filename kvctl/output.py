@@ -217,7 +217,7 @@ class Progress:
         percent = int(max(0.0, min(1.0, ratio)) * 100)
         if self._on and percent != self._shown:
             self._shown = percent
-            sys.stderr.write(f"\r{self._what}: {percent:3d} %")
+            sys.stderr.write(f"\r{self._what}: {percent}%")
             sys.stderr.flush()
 
     def close(self) -> None:

@@ -38,14 +38,16 @@ class Need(IntEnum):
     """How much has to be read, from cheap to dear."""
 
     OVERVIEW = 0
-    """Counters, groups, requests, decisions: no page table, answers at once."""
-    QUICK = 1
+    """Counters, groups, requests, the latest decisions: no page table, answers at once."""
+    DECISIONS = 1
+    """The same, with as many decisions as a snapshot has."""
+    QUICK = 2
     """The page table and the tables of requests if they come within :data:`QUICK_S`; else the overview, with a note."""
-    CONTENT = 2
+    CONTENT = 3
     """The page table: keys, positions, stamps."""
-    REFERENCES = 3
+    REFERENCES = 4
     """Reference counts and free list on top."""
-    EVIDENCE = 4
+    EVIDENCE = 5
     """What the gates ask for on top: look-ups of the engine, the workers' tensors, the devices' health."""
 
 
@@ -77,12 +79,16 @@ class FileSource:
 
     def read(self, need: Need, progress: "Callable[[float], None]") -> "Snapshot":
         """Return what the file holds; views say ``unknown`` for what it lacks."""
-        del need, progress
+        del progress
         if self._snapshot is None:
             from inspector.store import load  # noqa: PLC0415 - a live target needs no files
 
             self._snapshot = load(self._path)
-        return self._snapshot
+        if need is not Need.EVIDENCE:
+            return self._snapshot
+        from agent.fingerprint import with_pin  # noqa: PLC0415 - only the gates compare
+
+        return with_pin(self._snapshot)
 
     def fresh_decisions(self) -> "tuple[Decision, ...]":
         """Raise: nothing new ever comes out of a file."""
@@ -108,6 +114,10 @@ class LiveSource:
         """Join the feed as far as needed, then freeze the table at one epoch."""
         if need is Need.OVERVIEW:
             return self._session.overview()
+        if need is Need.DECISIONS:
+            from agent.session import DECISIONS_KEPT  # noqa: PLC0415 - see the invariant
+
+            return self._session.overview(decisions=DECISIONS_KEPT)
         if need is Need.QUICK:
             try:
                 self._join(Need.CONTENT, progress, min(QUICK_S, self._timeout_s))

@@ -204,7 +204,7 @@ def test_watch_joins_so_that_decisions_are_explained(run: Runner, monkeypatch: p
 
 def test_tiers_of_a_file(run: Runner, tmp_path: Path) -> None:
     """A file holds the tiers that were read; where they were not it is said why, and that they are unknown."""
-    tier = Tier(name="host", kind="host", entries=3, details={"loads_given_up": "1"})
+    tier = Tier(name="host", kind="host", entries=3, details={"loads_given_up": "1", "pages": "29248"})
     off = Capability(name="tiers", on=False, reason="this connector is not known")
     failed = replace(gemma().capture, notes=("tiers could not be read: boom",))
     for name, snapshot in {
@@ -215,7 +215,8 @@ def test_tiers_of_a_file(run: Runner, tmp_path: Path) -> None:
     }.items():
         save(snapshot, tmp_path / name)
     held = run("inspect", "tiers", "--snapshot", tmp_path / "held", "-o", "json").json["tiers"]
-    assert [(item["name"], item["entries"], item["details"]) for item in held] == [("host", 3, {"loads_given_up": "1"})]
+    assert [(item["name"], item["entries"], item["details"]) for item in held] == [("host", 3, dict(tier.details))]
+    assert "pages=29,248" in run("inspect", "tiers", "--snapshot", tmp_path / "held").out
     for name, why in {
         "left out": "this snapshot was taken without its tiers",
         "off": "tiers cannot be read from this engine: this connector is not known",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -227,3 +228,39 @@ def test_completion_answers(tmp_path: Path) -> None:
     program = "import sys; sys.argv = ['kvctl']; from kvctl.main import run; run()"
     done = python(program, cwd=tmp_path, _KVCTL_COMPLETE="complete_bash", COMP_WORDS="kvctl ins", COMP_CWORD="1")
     assert done.stdout.split() == ["inspect"]
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("explain not_re", {"not_retained", "not_ready"}),
+        ("explain KV54", {"KV541"}),
+        ("demo --inject dr", {"drop-window-page", "drop-indexer-page"}),
+        ("validate --gate re", {"redlines"}),
+    ],
+)
+def test_completion_knows_names(tmp_path: Path, words: str, found: set[str]) -> None:
+    """A shell completes what explain, demo and validate take."""
+    program = "import sys; sys.argv = ['kvctl']; from kvctl.main import run; run()"
+    line = {"COMP_WORDS": f"kvctl {words}", "COMP_CWORD": str(len(words.split()))}
+    done = python(program, cwd=tmp_path, _KVCTL_COMPLETE="complete_bash", **line)
+    assert set(done.stdout.split()) == found, done.stderr
+
+
+def helps() -> list[str]:
+    """Every command and subcommand, as it is typed."""
+    root = [(), *((name,) for name in summaries())]
+    groups = {"fingerprint": ("show", "check", "diff", "pin"), "snapshot": ("save", "info", "diff")}
+    groups |= {"export": ("assets",)}
+    return [" ".join(words) for words in [*root, *((name, sub) for name, subs in groups.items() for sub in subs)]]
+
+
+@pytest.mark.parametrize("command", helps())
+def test_help_fits_a_terminal(run: Runner, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """At 80 columns no line of a help is wider, none ends inside an option, and no type of Python stands in it."""
+    monkeypatch.setenv("COLUMNS", "80")
+    text = run(*command.split(), "--help").out
+    assert text.startswith("Usage: kvctl")
+    assert [line for line in text.splitlines() if len(line) > 80] == []
+    assert re.findall(r"--?[a-z][a-z-]*-$|\bkvctl [a-z]+$(?=\n +-)", text, re.MULTILINE) == []
+    assert re.findall(r"<(?:str|int|float|path|list)\b[^>]*>", text) == []

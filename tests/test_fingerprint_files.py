@@ -17,15 +17,19 @@ from inspector.views.weight_changes import CAUSES
 from tests.support.cli import FakeSession, Runner, check_schema
 from tests.support.snapshots import gemma
 
+NAME = gemma().engine.name
+
 
 class Engine(FakeSession):
     """A fake engine that tells its contract."""
+
+    block = "16"
 
     def call(self, op: str, /, *, deadline_s: float = 1.0, **args: Any) -> dict[str, Any]:
         """Answer the operations of a fingerprint."""
         if op == "fingerprint":
             workers = [{"rank": 0, "fields": {"layout": "LBHNC"}, "loras": [], "error": None}]
-            return {"contract": {"engine": "vllm", "cache.block_size": "16"}, "weights": {}, "workers": workers}
+            return {"contract": {"engine": "vllm", "cache.block_size": self.block}, "weights": {}, "workers": workers}
         if op == "read" and self.full.evidence is not None:
             return {"evidence": to_plain(self.full.evidence)}
         raise RefusedError(f"{op} is not asked here")
@@ -73,6 +77,34 @@ def test_a_snapshot_without_a_contract_says_so(run: Runner, tmp_path: Path) -> N
     found = run("fingerprint", "show", "--snapshot", file, "-o", "json").json
     assert found["contract"]["missing"]["contract"].startswith("unknown: ")
     assert found["contract"]["fields"]["geometry.group.0"]
+
+
+def test_a_file_is_compared_with_the_pin(run: Runner, engine: Engine, tmp_path: Path) -> None:
+    """KV202 of a file compares its contract with the pin of this host; where it cannot it says which of them lacks."""
+
+    def kv202(file: Path) -> tuple[list[str], str | None]:
+        found = run("validate", "--gate", "2", "--snapshot", file, "-o", "json").json
+        (gate,) = found["gates"]
+        return [item["sentence"] for item in found["findings"] if item["code"] == "KV202"], gate["abstained"].get(
+            "KV202"
+        )
+
+    old, file, other = tmp_path / "old.kvsnap", tmp_path / "s.kvsnap", tmp_path / "other.kvsnap"
+    save(gemma(), old)
+    run("snapshot", "save", file)
+    assert kv202(old) == ([], "the file holds no contract")
+    assert kv202(file) == ([], f"the file holds a contract; none is pinned here for an engine named {NAME!r}")
+    pin = Path(run("fingerprint", "pin", "-o", "json").json["file"])
+    assert kv202(file) == ([], None)
+    engine.block = "32"
+    run("snapshot", "save", other, "--force", "--evidence")
+    assert load(other).evidence.contract.pinned is None  # type: ignore[union-attr]
+    (sentence,), _ = kv202(other)
+    assert "cache.block_size" in sentence
+    pin.write_text("{", encoding="utf-8")
+    _, reason = kv202(file)
+    assert reason is not None
+    assert reason.startswith("the pinned contract could not be compared: ")
 
 
 def test_a_file_to_hand_on_confirms_no_seed(tmp_path: Path) -> None:

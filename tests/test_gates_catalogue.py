@@ -6,11 +6,12 @@ import string
 import pytest
 
 from agent.errors import UsageError
-from agent.gates import catalogue
+from agent.gates import blind, catalogue, limits
 from agent.gates.catalogue import CATALOGUE, lookup
 from agent.gates.runner import gate_of, run
 from agent.gates.selftest import PLANTS, untested
 from agent.model.finding import GateName, Severity
+from inspector.views.explanations import explanation
 from tests.support import cases, code_table
 from tests.support.cli import ROOT, check_golden
 
@@ -40,7 +41,28 @@ def test_every_code_is_explained(name: str) -> None:
         assert text.rstrip().endswith((".", "`."))
         assert len(text) > 10
     assert all(re.fullmatch(r"https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+", url) for url in code.reports)
-    assert all(word in catalogue.explain(name.lower()) for word in (code.title, code.cause, code.remedy))
+    shown = explanation(name.lower()).data
+    assert (shown["title"], shown["cause"], shown["action"]) == (code.title, code.cause, code.remedy)
+
+
+def test_a_code_says_where_it_is_not_looked_at() -> None:
+    """A code that an engine never lets be looked at says on which and why, in the words of the abstention there."""
+    for name in CATALOGUE:
+        shown = explanation(name).data["not_looked_at"]
+        assert len(shown) == len(set(blind.always(name).values()))
+        for engine, reasons in blind.always(name).items():
+            assert any(engine in line and all(reason in line for reason in reasons) for line in shown)
+    assert explanation("KV541").data["not_looked_at"] == [
+        "on the reference engine and vLLM 0.32 (CPU build): event streams are not read in this version"
+    ]
+
+
+def test_thresholds_are_told() -> None:
+    """From when on a loss is a finding stands in its explanation."""
+    assert "50%" in CATALOGUE["KV310"].cause
+    assert str(limits.MIN_PAGES) in CATALOGUE["KV310"].cause
+    assert str(limits.MIN_DECISIONS) in CATALOGUE["KV309"].cause
+    assert str(limits.MIN_PROMPTS) in CATALOGUE["KV209"].cause
 
 
 def test_sentences_are_filled_in() -> None:
@@ -50,6 +72,8 @@ def test_sentences_are_filled_in() -> None:
             for finding in result.findings:
                 assert not set("{[|") & set(finding.sentence)
                 assert "None" not in finding.sentence
+                large = [value for value in finding.values.values() if isinstance(value, int) and value >= 1000]
+                assert not any(re.search(rf"(?<!page )\b{value}\b", finding.sentence) for value in large)
                 fields = {
                     field for _, field, _, _ in string.Formatter().parse(CATALOGUE[finding.code].sentence) if field
                 }
@@ -81,4 +105,4 @@ def test_the_table_of_codes_is_written_down() -> None:
     table = code_table.markdown()
     check_golden(str(ROOT / "docs" / "codes.md"), table)
     assert re.findall(r"^\| (KV\d+) ", table, re.MULTILINE) == list(CATALOGUE)
-    assert {*code_table.REFERENCE, *code_table.VLLM, *code_table.UNTIL} <= set(CATALOGUE)
+    assert {*blind.REFERENCE, *blind.VLLM, *blind.UNTIL} <= set(CATALOGUE)

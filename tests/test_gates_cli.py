@@ -13,7 +13,7 @@ from agent.model.decision import Decision, Outcome, Phase
 from agent.model.snapshot import Level, Snapshot
 from inspector.store import save
 from tests.support import cases
-from tests.support.cli import FakeSession, Runner, check_schema
+from tests.support.cli import ROOT, FakeSession, Runner, check_schema
 
 
 @pytest.fixture
@@ -21,6 +21,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     """Give a runner without settings of the machine."""
     monkeypatch.setenv("KVCTL_CONFIG", str(tmp_path / "none.toml"))
     monkeypatch.setenv("KVCTL_RUNTIME_DIR", str(tmp_path / "runtime"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))  # a pin of this machine is none of the test's
     return Runner(capsys)
 
 
@@ -41,6 +42,15 @@ def test_exit_codes(run: Runner, tmp_path: Path) -> None:
     assert run("validate", "--snapshot", clean, "--fail-on", "abstain", "--gate", "1").code == 0
     assert run("validate", "--snapshot", broken, "--gate", "4", "--gate", "redlines").code == 0
     assert run("validate", "--snapshot", clean, "--gate", "7").code == 2
+
+
+def test_the_recording_of_the_readme_can_be_validated(run: Runner) -> None:
+    """A real server's file holds what the gates ask for: all but the hole that it was recorded for is clean."""
+    found = run("validate", "--snapshot", ROOT / "tests" / "data" / "gemma3.kvsnap", "-o", "json").json
+    verdicts = {gate["gate"]: gate["verdict"] for gate in found["gates"]}
+    assert verdicts == dict.fromkeys(verdicts, "pass") | {"intersection": "fail"}
+    assert [item["code"] for item in found["findings"]] == ["KV301"]
+    assert sum(len(gate["looked"]) for gate in found["gates"]) >= 36
 
 
 @pytest.mark.parametrize("name", ["1", "2", "8", "10"])

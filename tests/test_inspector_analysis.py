@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.model.decision import Outcome, Reason
+from agent.model.decision import Hit, Outcome, Reason
 from agent.model.evidence import Evidence, Weights
 from agent.model.groups import Geometry, Group
 from agent.model.snapshot import Capture, Consistency, EngineInfo, Level, PoolInfo, Snapshot
@@ -20,6 +20,7 @@ from inspector.occupancy import occupancy
 from inspector.prefixes import Prefixes
 from inspector.reuse import sum_up
 from inspector.stranded import reach
+from inspector.views.prefix import _why
 from tests.support.snapshots import NOON_NS, OTHER, SIBLING, SYSTEM, Pool, chain_of, deepseek, gemma
 
 UNIT = 4
@@ -167,6 +168,25 @@ def test_a_late_reader_does_not_guess_across_calls() -> None:
     assert prefixes.stranded[2] is None
     assert prefixes.stranded_bounds == ((0, 64), (0, 64), (0, 128))
     assert prefixes.unlinked == 3
+
+
+def test_no_reason_is_named_for_what_nobody_can_place() -> None:
+    """The rules call a page gone that nobody can place: the group that surely lacks one is named."""
+    snapshot = deepseek()
+    row = next(row for row in Prefixes(snapshot).rows() if row.usable == 0)
+    doubtful = replace(row, groups={**row.groups, GroupId(2): Status.UNKNOWN})
+    hit = Hit(
+        logical=1_792,
+        usable=0,
+        per_group=(),
+        limiting_group=GroupId(2),
+        limiting_state=State.COMPRESSED,
+        reason=Reason.EVICTED,
+    )
+    facts = _why(snapshot, doubtful, hit, [], None)
+    said = " ".join(str(line) for _, lines in facts for line in lines)
+    assert "tail4/w8#3 limits" in said
+    assert "evicted:" not in said
 
 
 def test_case_1_whole_prefix_is_usable() -> None:

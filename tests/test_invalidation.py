@@ -242,6 +242,19 @@ def test_yes_carries_it_out(run: Runner, live: Callable[..., Engine]) -> None:
     assert data["applied"]["pages"] == len(data["pages"])
 
 
+def test_what_was_done_is_said(run: Runner, live: Callable[..., Engine]) -> None:
+    """One request runs on; with --yes nothing is called a dry run, also where there is nothing to take."""
+    engine = live(allow_changes=True)
+    engine.full = replace(engine.full, evidence=Evidence(weights=Weights(changes=())))
+    assert "1 request, which runs on undisturbed: chatcmpl-alice" in run("invalidate", "state:swa").out
+    nothing = run("invalidate", "stale", "--yes")
+    assert nothing.code == 0
+    assert "dry run" not in nothing.out
+    assert "nothing was changed: there is nothing to take" in nothing.out
+    assert "nothing to take" in run("invalidate", "stale").out
+    assert run("invalidate", "stale", "--yes", "-o", "json").json["applied"]["pages"] == 0
+
+
 def test_a_read_only_engine_refuses(run: Runner, live: Callable[..., Engine]) -> None:
     """An engine that was started read-only is not even asked: exit code 5, and how to get it."""
     live(allow_changes=False)

@@ -1,8 +1,10 @@
 """The renderer: units, widths, colours, and a terminal as it really is."""
 
 import os
+import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from inspector.format import width_of
 from inspector.report import Cell, Column, Facts, Kind, Prose, Report, Table, Tone
 from inspector.store import save
 from inspector.text import LineTable, Style, block_lines, render, text_of
+from inspector.views.decisions import COLUMNS, row_of, story
+from inspector.views.overview import overview
 from inspector.wrap import wrap
 from kvctl.output import Progress
 from tests.support import terminal
@@ -124,10 +128,12 @@ def test_colour_never_changes_the_layout() -> None:
 
 
 def test_growing_tables_keep_their_columns() -> None:
-    """A line table prints its header once, and a column that grew stays as wide as it got."""
+    """A column that grew stays as wide as it got, and the header comes again only where one did."""
     lines = LineTable((Column(header="ID", kind=Kind.COUNT), Column(header="WHO", elastic=True)), Style(width=40))
     first, second, third = lines.add((1, "a")), lines.add((1_234_567_890, "b")), lines.add((2, "c" * 100))
     assert first.splitlines()[0].split() == ["ID", "WHO"]
+    header, second = second.splitlines()
+    assert header == "           ID  WHO"
     assert second.index("b") == third.index("c") == len("1,234,567,890  ")
     assert len(third.rstrip("\n")) <= 40
 
@@ -192,7 +198,7 @@ def test_progress(monkeypatch: pytest.MonkeyPatch, tty: bool, quiet: bool, shown
     for ratio in (0.0, 0.5, 0.5, 1.0):
         progress(ratio)
     progress.close()
-    assert ("reading the page table:  50 %" in terminal.text) is shown
+    assert ("reading the page table: 50%" in terminal.text) is shown
     assert (terminal.text.endswith("\r\x1b[K")) is shown
 
 
@@ -202,6 +208,29 @@ def test_every_width_ends(room: int) -> None:
     text = "a b kvctl ps -w \u6f22\u5b57 longerword"
     lines = wrap(text, room, first=" " * 4, rest=" " * 6)
     assert "".join("".join(lines).split()) == "".join(text.split())
+
+
+@pytest.mark.parametrize("room", [36, 44, 60])
+def test_a_command_that_would_be_clipped_goes_on_behind_a_backslash(room: int) -> None:
+    """Where lines are clipped a shell still reads a copied command as it was, and no word of it is broken."""
+    command = "kvctl decisions --where 'reason=window_hole or more' --snapshot tests/data/gemma3.kvsnap"
+    lines = wrap(f"Then {command}", room, rest="  ", whole=False)
+    assert all(width_of(line) <= room for line in lines)
+    begin = next(at for at, line in enumerate(lines) if "kvctl" in line)
+    assert shlex.split("\n".join(lines[begin:]).replace("\\\n", "")) == shlex.split(command)
+    assert wrap(f"Then {command}", room, rest="  ")[-1].strip() == command
+
+
+def test_a_command_stands_further_left_where_it_fits_only_so() -> None:
+    """A command that is as wide as the line is one line, whatever label stands before it."""
+    command = "kvctl decisions --where reason=window_hole --snapshot tests/data/gemma3.kvsnap"
+    block = Facts(facts=[("DO", ["Look at these:", command, "word " * 20])])
+    for width, whole in ((len(command), True), (len(command) + 2, False)):
+        style = Style(width=width, whole_commands=whole)
+        lines = block_lines(block, style)
+        assert lines[1].strip() == command
+        assert len(lines[1]) <= width
+        assert lines[2].startswith("    word")
 
 
 def test_a_long_word_is_cut_in_one_pass() -> None:
@@ -217,3 +246,31 @@ def test_a_long_word_is_cut_in_one_pass() -> None:
         patched.setattr("inspector.wrap.width_of", counted)
         wrap("\u6f22" * 5_000, 40)
     assert asked < 50_000
+
+
+@pytest.mark.parametrize("width", [100, None])
+def test_a_million_tokens_shift_no_column(width: int | None) -> None:
+    """Where there is room a follower's columns are as wide from the first line as numbers of millions ask for."""
+    lines = LineTable(COLUMNS, Style(width=width))
+    small, large = (
+        replace(item, lookup_tokens=n, logical=n) for item, n in zip(gemma().decisions or (), (7, 10**6), strict=False)
+    )
+    texts = [lines.add(row_of(gemma().geometry, item)) for item in (small, large)]
+    assert texts[0].count("LOOKUP") == 1
+    assert "LOOKUP" not in texts[1]
+    assert texts[0].splitlines()[1].index(small.outcome) == texts[1].index(large.outcome)
+    assert texts[0].splitlines()[1].index("chatcmpl") == texts[1].index("chatcmpl")
+
+
+@pytest.mark.parametrize("tokens", [999, 1_000_000, 123_456_789_012])
+def test_numbers_below_each_other_line_up(tokens: int) -> None:
+    """In explanations and overviews the last digits of counts stand below each other, however large they are."""
+    snapshot = gemma()
+    worst = next(item for item in snapshot.decisions or () if item.id == 4)
+    large = replace(worst, lookup_tokens=tokens, logical=tokens, per_group=(0, tokens, 1))
+    groups = tuple(f"{group.name} " for group in snapshot.geometry.groups)
+    for report in (story(snapshot, large), overview(replace(snapshot, decisions=(worst, large)))):
+        text = render(report, Style(width=None))
+        for names in (("looked up  ", "logical hit", "usable hit"), groups):
+            ends = {len(line) for line in text.splitlines() for name in names if name in line and line[-1].isdigit()}
+            assert len(ends) <= 1, text

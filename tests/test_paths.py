@@ -90,6 +90,15 @@ def test_one_folder_that_can_be_used_is_enough(tmp_path: Path, monkeypatch: pyte
         paths.own_folder({})
 
 
+def test_agents_that_are_switched_off_cannot_listen(tmp_path: Path) -> None:
+    """The file that switches agents off is named where somebody asks why there is none."""
+    tmp_path.chmod(0o700)
+    environ = {"KVCTL_RUNTIME_DIR": str(tmp_path)}
+    assert paths.deaf(environ) is None
+    (tmp_path / "off").touch()
+    assert paths.deaf(environ) == f"{tmp_path}: the file 'off' in it switches every agent off"
+
+
 def test_links_and_files_are_refused(tmp_path: Path) -> None:
     """A link to a good folder, or a file, is not a runtime folder."""
     good = tmp_path / "good"

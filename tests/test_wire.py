@@ -23,6 +23,7 @@ from agent.errors import (
     UnsupportedError,
     UsageError,
 )
+from agent.explainedformat import encode
 from agent.model.decision import Decision
 from agent.model.groups import Geometry
 from agent.model.snapshot import EngineInfo, RequestInfo, Snapshot
@@ -147,7 +148,7 @@ def test_fields_of_a_newer_agent_are_ignored() -> None:
     assert from_plain(EngineInfo, plain) == snapshots.gemma().engine
 
 
-@pytest.mark.parametrize("name", ["hello", "question", "answer", "refusal"])
+@pytest.mark.parametrize("name", ["hello", "question", "answer", "refusal", "explained"])
 def test_golden_frames(name: str) -> None:
     """The bytes of protocol 1 do not change: other versions of kvctl have to read them."""
     messages: dict[str, dict[str, object]] = {
@@ -156,6 +157,8 @@ def test_golden_frames(name: str) -> None:
         "answer": {"id": 7, "ok": True, "result": {"epoch": 3}},
         "refusal": {"id": 7, "ok": False, "error": wire.error_to_plain(RefusedError("no", why="w", next_step="n"))},
     }
+    lines = "\n".join(encode(item) for item in snapshots.deepseek().decisions or () if item.logical is not None)
+    messages["explained"] = {"id": 8, "op": "explained", "args": {"lines": lines}, "deadline_ms": 2000}
     assert wire.encode(messages[name]) == (GOLDEN / f"{name}.bin").read_bytes()
 
 

@@ -6,6 +6,7 @@ Invariant: a code never changes its meaning, and each is of exactly one gate. Ga
 
 from ..errors import UsageError
 from ..model.finding import GateName
+from .blind import sentences
 from .code import Code
 from .codes_block import BLOCK_CODES
 from .codes_contract import CONTRACT_CODES
@@ -44,25 +45,6 @@ def codes_of(gate: GateName) -> tuple[Code, ...]:
     return tuple(code for code in CATALOGUE.values() if code.gate is gate)
 
 
-def explain(code: str) -> str:
-    """Explain a code as plain text: cause, how to confirm, what to do, public reports.
-
-    Raises:
-        UsageError: There is no such code.
-    """
-    found = lookup(code)
-    parts = [
-        f"{found.code}  {found.title}",
-        f"{GATE_TITLES[found.gate]}; severity {found.severity}",
-        f"Cause: {found.cause}",
-        f"How to confirm: {found.confirm}",
-        f"What to do: {found.remedy}" + (f"\n  {found.command}" if found.command else ""),
-    ]
-    if found.reports:
-        parts.append("Reports of the same kind:\n" + "\n".join(f"  {report}" for report in found.reports))
-    return "\n\n".join(parts)
-
-
 def markdown() -> str:
     """Write the whole catalogue as Markdown; ``docs/findings.md`` is this text."""
     lines = [
@@ -82,5 +64,6 @@ def markdown() -> str:
                 lines[-1] += " · essential"
             lines += ["", f"Cause: {code.cause}", "", f"How to confirm: {code.confirm}", ""]
             lines += [f"What to do: {code.remedy}" + (f" `{code.command}`" if code.command else "")]
+            lines += [line for why in sentences(code.code) for line in ("", f"Not looked at {why}.")]
             lines += ["", "Reports: " + ", ".join(f"<{report}>" for report in code.reports)] if code.reports else []
     return "\n".join([*lines, "", on_record()])

@@ -5,6 +5,7 @@ Invariant: text only; ``agent.gates.contract`` decides. Read through ``agent.gat
 
 from ..model.finding import GateName, Severity
 from .code import Code, vllm
+from .limits import MIN_PROMPTS
 
 _G = GateName.CONTRACT
 _E, _W = Severity.ERROR, Severity.WARNING
@@ -118,7 +119,8 @@ CONTRACT_CODES = (
         title="hit granularity above the usual prompt",
         sentence="hits come in units of {value} tokens, but half of the last {checked:,} prompts have at most "
         "{median}: such prompts can never hit",
-        cause="A hit must be a multiple of every group's block: the least common multiple of the block sizes.",
+        cause="A hit must be a multiple of every group's block: the least common multiple of the block sizes. Found "
+        f"where half of the prompts or more are no longer than that, once {MIN_PROMPTS} decisions were made.",
         confirm="`kvctl decisions` shows below_granularity for short prompts.",
         remedy="Use smaller or equal block sizes, or partial hits where the engine has them.",
         reports=(vllm(45702), "https://github.com/vllm-project/vllm-ascend/pull/11314"),

@@ -5,6 +5,7 @@ Invariant: text only; ``agent.gates.intersection`` decides. Read through ``agent
 
 from ..model.finding import GateName, Severity
 from .code import Code, vllm
+from .limits import MIN_DECISIONS, MIN_PAGES, STRANDED_RATIO
 
 _G = GateName.INTERSECTION
 _E, _W = Severity.ERROR, Severity.WARNING
@@ -120,7 +121,8 @@ INTERSECTION_CODES = (
         title="a group contributes 0 to every prefix",
         sentence="group {group} answered 0 in all of the last {count} decisions where another group had a hit: no "
         "prefix can be reused",
-        cause="A group never registers its pages, or under another key: one vetoes all.",
+        cause="A group never registers its pages, or under another key: one vetoes all. Looked for once "
+        f"{MIN_DECISIONS} decisions found anything cached.",
         confirm="`kvctl inspect groups` shows that the group limits every decision; `kvctl explain` on one of them "
         "shows 0 for it, and the waterfall.",
         remedy="Look at the group's retention and at whether it may be cached at all; the hit rate is 0 until then.",
@@ -131,8 +133,9 @@ INTERSECTION_CODES = (
         gate=_G,
         severity=_W,
         title="stranded share above threshold",
-        sentence="{share} % of {checked:,} cached full-history pages are stranded: no usable hit goes through them",
-        cause="Full history is kept for longer than the window, tail or checkpoint that resuming needs.",
+        sentence="{share}% of {checked:,} cached full-history pages are stranded: no usable hit goes through them",
+        cause="Full history is kept for longer than the window, tail or checkpoint that resuming needs. Found where "
+        f"more than {STRANDED_RATIO:.0%} of the full-history pages are stranded, once {MIN_PAGES} of them are cached.",
         confirm="`kvctl inspect prefixes` shows prefixes with full history and no resumable boundary.",
         remedy="A denser retention makes them usable; a smaller pool share for full history frees the memory.",
         reports=(vllm(57610), vllm(54661)),

@@ -13,11 +13,9 @@ from ..columns import of_older_weights
 from ..model.evidence import Evidence, TierReport, Weights, WorkerTensor
 from ..model.states import State
 from .alignment import no_host
+from .limits import MIN_PROMPTS
 from .report import GateReport
 from .view import View
-
-MIN_PROMPTS = 20
-"""Decisions before the usual prompt is spoken of."""
 
 _NOBODY = Evidence()
 _NO_WORKERS = "the workers' tensors were not read"

@@ -10,12 +10,10 @@ from ..model.decision import Decision, Reason
 from ..model.states import GroupId, ResumeKind, State, Tokens
 from ..resume.reasons import lost_reason
 from ..resume.rules import GroupRule, insists
+from .limits import MIN_DECISIONS
 from .presence import KeyPresence
 from .report import GateReport
 from .view import View
-
-MIN_DECISIONS = 20
-"""Decisions with a hit somewhere before a group is said to collapse."""
 
 OVERDUE_NS = 2_000_000_000
 """Time after which a transfer is overdue."""

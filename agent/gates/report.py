@@ -21,7 +21,7 @@ _GROUP_FIELDS = {"group", "raised"}
 
 _AMOUNTS = frozenset(
     {"count", "value", "expected", "lost", "from_tokens", "to_tokens", "engine", "size", "median", "kernel", "external",
-     "keys", "carried", "table", "required", "holders"}
+     "keys", "carried", "table", "required", "holders", "usable", "counter", "distinct"}
 )  # fmt: skip
 """Values that are numbers of tokens, bytes, pages or times, never ids: a sentence shows their thousands."""
 

@@ -11,13 +11,9 @@ import numpy as np
 from ..model.groups import Group
 from ..model.states import ResumeKind
 from .index import Flags, KeyIndex
+from .limits import MIN_PAGES, STRANDED_RATIO
 from .report import GateReport
 from .view import View
-
-THRESHOLD_RATIO = 0.5
-"""Stranded share of the full-history pages that is worth a finding."""
-
-MIN_PAGES = 64
 
 
 def check_stranded(view: View, report: GateReport) -> None:
@@ -42,7 +38,7 @@ def check_stranded(view: View, report: GateReport) -> None:
         return
     used = _ancestors(view, index, _resumable(view, index, own, others), dense)
     stranded = index.pages[own & ~used]
-    if len(stranded) > THRESHOLD_RATIO * total:
+    if len(stranded) > STRANDED_RATIO * total:
         share = round(100 * len(stranded) / total)
         report.add("KV310", pages=stranded, group=dense.id, share=share, count=len(stranded), checked=total)
 

@@ -138,6 +138,8 @@ class Decision:
     fidelity: Fidelity | None = None
     chain: tuple[bytes, ...] | None = None
     """Keys of the request at each hash unit, sampled; never printed without ``--reveal``."""
+    shared: bool = False
+    """Explained by another reader, which followed the engine when it was made; this one only read that."""
 
     @property
     def degraded(self) -> bool:

@@ -151,7 +151,7 @@ class Fence:
                 continue
             stamp = entry[0]
             ids = [page for page in self._registered(entry) if page_stamps[page] == stamp]
-            if entry[4] is not None and len(ids) * self._stamps.hash_bytes < len(entry[-1]):
+            if entry[4] is not None and len(ids) < entry[4] - entry[6] // entry[7]:
                 ids = list(_places(page_stamps, stamp))  # its table has changed since
             if not ids:
                 continue

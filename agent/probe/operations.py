@@ -27,6 +27,7 @@ from .answers import (
     pack,
     request_plain,
 )
+from .explained import Explained
 from .safepoint import AGAIN, SafePoint
 from .sampling import sample_lookups
 from .worker_operations import WorkerOperations
@@ -51,7 +52,7 @@ class Operations(WorkerOperations):
     def __init__(self, probe: "Probe") -> None:
         self._probe = probe
         self.safe_point: SafePoint = probe.safe_point
-        self._joined: set[int] = set()
+        self._explained = Explained(groups=len(probe.geometry.groups))
 
     def hello(self) -> dict[str, Any]:
         """Return the greeting that describes this engine."""
@@ -124,6 +125,7 @@ class Operations(WorkerOperations):
             "guard": probe.guard.state(),
             "feed": probe.feed_status(),
             "readers": probe.readers(),
+            "explained": self._explained.state(),
         }
 
     def op_counters(self, _reader: Reader) -> dict[str, Any]:
@@ -136,6 +138,16 @@ class Operations(WorkerOperations):
         records = recorder.since(natural("since", since), min(natural("limit", limit), MAX_DECISIONS))
         return {"decisions": [to_plain(record) for record in records], "last": recorder.last}
 
+    def op_explained(
+        self, _reader: Reader, lines: str = "", since: int | None = None, after: int = 0
+    ) -> dict[str, Any]:
+        """Take what a reader found out about decisions, and tell what all of them found out; the engine has no part."""
+        wanted = None if since is None else (natural("since", since), natural("after", after))
+        last = self._probe.recorder.last
+        first = max(1, last - self._probe.options["decisions_kept"] + 1)
+        posted = self._explained.post(lines, first=first, last=last)
+        return posted if wanted is None else {**posted, **self._explained.told(since=wanted[0], after=wanted[1])}
+
     def op_account(self, _reader: Reader, **post: Any) -> dict[str, Any]:
         """Keep books for the exporters; changes nothing but them."""
         return self._probe.ledger.account(post, last=self._probe.recorder.last)
@@ -147,6 +159,8 @@ class Operations(WorkerOperations):
         stamp = (1 << 63) if before is None else natural("before", before)
         groups = range(len(probe.geometry.groups))
         ghost = probe.ghost
+        if probe.feed is not None and probe.feed.stamps.dropped:
+            ghost.complete = False
         return {
             "groups": [ghost.seen(group, chain, before=stamp) for group in groups],
             "complete": ghost.complete,

@@ -1,8 +1,8 @@
 """Points in a step: which events came before a look-up, so that the table it saw can be published after it.
 
 Invariant: taking a point costs the critical path a few lengths and no page is touched. What a page was then is what it
-is now if nothing happened to it since. If something did, the table of that look-up is not known: that takes a page which
-is registered, lost and allocated again within one schedule call. Engine's thread.
+is now if nothing happened to it since. If something did, the table of that look-up is not known: that takes a page
+which is registered, lost and allocated again within one schedule call. Engine's thread.
 """
 
 from collections.abc import Iterator, Sequence

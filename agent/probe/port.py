@@ -26,8 +26,8 @@ Registration = tuple[
 
 stamp, request id, request, pages, end (None: these are the pages; else they are those of the request's table, from the
 page of its first token to this place), mask of the pages that were registered (None: all but null pages), tokens before
-the first page, tokens of a page, tokens that the request had computed at this moment, status of the request, group of
-the pages, hashes of the registered pages in a row.
+the first page, tokens of a page, tokens that the request had computed at this moment, status of the request if it
+counts, group of the pages, hashes of the registered pages in a row.
 
 Without a request id it is a *move*: pages are (source, destination) and the destination takes over the keys.
 """

@@ -273,7 +273,7 @@ class Dashboard(Frame):
         if isinstance(view, Decisions) and view.chosen is not None and picture is not None:
             item = view.chosen
             if item.chain:
-                return Selector(SelectorKind.TOKENS, f"decision {item.id}"), item.chain
+                return Selector(SelectorKind.TOKENS, f" the prompt of decision {item.id}"), item.chain
             if any(request.id == item.request for request in picture.snapshot.requests or ()):
                 return Selector(SelectorKind.REQUEST, item.request), None
             raise UsageError(

@@ -165,14 +165,20 @@ class Feed:
         self._post(Drawn(picture, arriving if self._link.live else None))
 
     def _take(self, decisions: Iterable[Decision]) -> None:
-        """Remember decisions; one that is explained replaces the same one unexplained, and is counted once."""
+        """Remember decisions; one that is explained replaces the same one unexplained, and is counted once.
+
+        One that was explained here has its keys, which those of other readers have not.
+        """
         counted = []
         for item in decisions:
             known = self._decisions.get(item.id)
             new = known is None and item.id > self._forgotten
-            if new or (known is not None and known.logical is None and item.logical is not None):
-                self._decisions[item.id] = item
+            explained = known is not None and known.logical is None and item.logical is not None
+            if new or explained:
                 counted.append(item)
+            here = known is not None and known.shared and item.logical is not None and not item.shared
+            if new or explained or here:
+                self._decisions[item.id] = item
         self._history.add(counted)
         for number in sorted(self._decisions)[:-DECISIONS_KEPT]:
             del self._decisions[number]

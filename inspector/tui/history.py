@@ -1,7 +1,7 @@
 """Reuse over time: what was looked up, cached and usable in each slice of time.
 
 Invariant: made of explained decisions only, by the time at which they were made, so that a live engine and a file show
-the same; a slice without a decision is empty, not 0 %. Used by the reading thread; the series is frozen.
+the same; a slice without a decision is empty, not 0%. Used by the reading thread; the series is frozen.
 """
 
 from collections.abc import Iterable

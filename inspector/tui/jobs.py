@@ -13,6 +13,7 @@ from textual.message import Message
 
 from agent.collect import MAX_LOOKUPS, collect
 from agent.errors import KvctlError
+from agent.fingerprint import with_pin
 from agent.gates.runner import run
 from agent.model.snapshot import Level, Snapshot
 
@@ -65,7 +66,7 @@ class Jobs:
 def _whole(link: Link, timeout_s: float, *, evidence: bool) -> Snapshot:
     """Read everything there is, over a conversation that ends right after."""
     if not link.live:
-        return link.read(table=True)
+        return with_pin(link.read(table=True)) if evidence else link.read(table=True)
     with aside(link) as session:
         session.follow(Level.REFERENCES, deadline_s=timeout_s)
         session.poll()

@@ -11,7 +11,7 @@ from agent.model.groups import Geometry
 from agent.model.snapshot import Snapshot
 
 from ..explain import OUTCOMES, REASONS
-from ..format import UNKNOWN, bar, count, duration, when
+from ..format import UNKNOWN, bar, count, duration, when, width_of_counts
 from ..report import Cell, Column, Facts, Json, Kind, Prose, Report, Table, Tone, Value
 from ..retention import advice
 from ..reuse import too_much
@@ -21,10 +21,10 @@ COLUMNS = (
     Column(header="ID", kind=Kind.COUNT, least=4),
     Column(header="TIME", kind=Kind.CLOCK),
     Column(header="OUTCOME", least=9),
-    Column(header="LOOKUP", kind=Kind.COUNT),
-    Column(header="LOGICAL", kind=Kind.COUNT),
-    Column(header="USABLE", kind=Kind.COUNT),
-    Column(header="REASON", blank="-", least=12),
+    Column(header="LOOKUP", kind=Kind.COUNT, least=7, roomy=10),
+    Column(header="LOGICAL", kind=Kind.COUNT, least=7, roomy=10),
+    Column(header="USABLE", kind=Kind.COUNT, least=7, roomy=10),
+    Column(header="REASON", blank="-", least=12, roomy=18),
     Column(header="REQUEST", elastic=True, identity=True),
     Column(header="GROUP", blank="-", wide=True, least=16),
     Column(header="STATE", blank="-", wide=True, least=10),
@@ -63,12 +63,17 @@ def decisions(snapshot: Snapshot, picked: Sequence[Decision] | None) -> Report:
         blocks=[block],
         notes=[
             *notes(snapshot),
-            *([_UNEXPLAINED] if items and all(item.logical is None for item in picked or ()) else []),
+            *_unexplained(picked or snapshot.decisions or ()),
         ],
     )
 
 
 _UNEXPLAINED = "note: logical hits are known for requests that come while somebody follows: kvctl decisions -f"
+
+
+def _unexplained(found: Sequence[Decision]) -> list[str]:
+    """Say how decisions come to be explained, where none of them was: nothing can be said of their reasons either."""
+    return [_UNEXPLAINED] if found and all(item.logical is None for item in found) else []
 
 
 def row_of(geometry: Geometry, item: Decision) -> list[Value]:
@@ -138,6 +143,7 @@ def item_of(geometry: Geometry, item: Decision) -> Json:
         "skipped": item.skipped,
         "duration_seconds": None if item.duration_ns is None else item.duration_ns / 1e9,
         "epoch": item.epoch,
+        "explained_by": None if item.logical is None else "another_reader" if item.shared else "this_reader",
         "traceparent": dict(item.trace).get("traceparent"),
     }
 
@@ -154,7 +160,7 @@ def story(snapshot: Snapshot, item: Decision) -> Report:
     if item.per_group is not None:
         facts.append(("GROUPS", _group_lines(geometry, item)))
     if item.waterfall:
-        facts.append(("WATERFALL", [_step_line(geometry, step) for step in item.waterfall]))
+        facts.append(("WATERFALL", _step_lines(geometry, item.waterfall)))
     if too_much(geometry, item):
         facts.append(("DANGER", _danger_lines(item)))
     if item.reason is not None:
@@ -172,7 +178,7 @@ def story(snapshot: Snapshot, item: Decision) -> Report:
         data={**head(snapshot), "decision": item_of(geometry, item), "explanation": _explanation(item)},
         names=[str(item.id)],
         blocks=[Facts(facts=facts)],
-        notes=notes(snapshot),
+        notes=[*notes(snapshot), *([] if item.skipped else _unexplained([item]))],
     )
 
 
@@ -191,9 +197,11 @@ def _outcome_line(geometry: Geometry, item: Decision) -> Cell:
 
 
 def _token_lines(item: Decision, *, wrong: bool) -> list[str | Cell]:
+    width = width_of_counts([item.lookup_tokens, item.logical, item.engine_usable, item.external])
+
     def line(name: str, tokens: int | None) -> str:
         ratio = None if tokens is None or not item.lookup_tokens else tokens / item.lookup_tokens
-        return f"{name:<11} {bar(ratio, 24)} {count(tokens):>9}"
+        return f"{name:<11} {bar(ratio, 24)} {count(tokens):>{width}}"
 
     lines: list[str | Cell] = [line("looked up", item.lookup_tokens), line("logical hit", item.logical)]
     lines.append(line("usable hit", item.usable if wrong else item.engine_usable))
@@ -206,22 +214,31 @@ def _token_lines(item: Decision, *, wrong: bool) -> list[str | Cell]:
 
 def _group_lines(geometry: Geometry, item: Decision) -> list[str]:
     width = max((len(group.name) for group in geometry.groups), default=0)
+    cells = width_of_counts(item.per_group or ())
     return [
-        f"{group.name:<{width}}  {count(tokens):>9}"
+        f"{group.name:<{width}}  {count(tokens):>{cells}}"
         for group, tokens in zip(geometry.groups, item.per_group or (), strict=False)
     ]
 
 
-def _step_line(geometry: Geometry, step: WaterfallStep) -> str:
+def _step_lines(geometry: Geometry, steps: Sequence[WaterfallStep]) -> list[str]:
+    width = width_of_counts([tokens for step in steps for tokens in (step.from_tokens, step.to_tokens)])
+    return [_step_line(geometry, step, width) for step in steps]
+
+
+def _step_line(geometry: Geometry, step: WaterfallStep, width: int) -> str:
     where = group_name(geometry, step.group) or ("by design" if step.reason in BY_DESIGN else None)
-    line = f"{count(step.from_tokens):>9} -> {count(step.to_tokens):<9} {step.reason}"
+    line = f"{count(step.from_tokens):>{width}} -> {count(step.to_tokens):<{width}} {step.reason}"
     return line if where is None else f"{line} ({where})"
 
 
 def _lookup_line(item: Decision) -> str:
     text = f"looked up {item.lookups} time{'' if item.lookups == 1 else 's'} before admission"
     text += f", the last one took {duration(item.duration_ns)}"
-    return text + (f", explained from the table at epoch {item.epoch:,}" if item.epoch is not None else "")
+    if item.logical is None or item.epoch is None:
+        return text
+    by = " by another reader" if item.shared else ""
+    return f"{text}, explained from the table at epoch {item.epoch:,}{by}"
 
 
 def _explanation(item: Decision) -> Json | None:

@@ -15,7 +15,7 @@ from agent.model.groups import Geometry
 from agent.model.snapshot import Tier
 
 from ..explain import OUTCOMES, REASONS
-from ..format import bar, count, percent, plural
+from ..format import bar, count, percent, plural, width_of_counts
 from ..report import Block, Cell, Column, Facts, Json, Kind, Prose, Report, Table, Tone
 from ..reuse import Reuse, sum_up
 from .common import group_name
@@ -108,9 +108,11 @@ def _opening(run: Run, reuse: Reuse) -> Block:
 def _numbers(run: Run, reuse: Reuse) -> list[Block]:
     groups = len(run.geometry.groups)
 
+    width = width_of_counts([reuse.lookup], 7)
+
     def line(tokens: int, text: str) -> str:
         ratio = tokens / reuse.lookup if reuse.lookup else None
-        return f"{count(tokens):>7} tokens {percent(ratio):>4}  {bar(ratio, 12)}  {text}"
+        return f"{count(tokens):>{width}} tokens {percent(ratio):>4}  {bar(ratio, 12)}  {text}"
 
     facts: list[tuple[str, list[str | Cell]]] = [
         ("prompts", [line(reuse.lookup, "what all requests asked for")]),
@@ -133,8 +135,9 @@ def _numbers(run: Run, reuse: Reuse) -> list[Block]:
 
 
 def _losses(geometry: Geometry, reuse: Reuse) -> list[Block]:
+    width = width_of_counts([reuse.logical], 7)
     facts = [
-        (f"{count(tokens):>7}", [f"{reason.value} in {group_name(geometry, group)}: {REASONS[reason].title}"])
+        (f"{count(tokens):>{width}}", [f"{reason.value} in {group_name(geometry, group)}: {REASONS[reason].title}"])
         for (reason, group), tokens in reuse.lost.most_common()
         if group is not None
     ]
@@ -142,7 +145,7 @@ def _losses(geometry: Geometry, reuse: Reuse) -> list[Block]:
         return [Prose(title="What was missing", lines=["Nothing that was found was lost."])]
     rest = reuse.logical - reuse.usable - sum(reuse.lost[key] for key in reuse.lost if key[1] is not None)
     if rest > 0:
-        facts.append((f"{count(rest):>7}", ["by design: a last token and less than a page are always computed"]))
+        facts.append((f"{count(rest):>{width}}", ["by design: a last token and less than a page are always computed"]))
     title = "What was missing, in tokens that were found and not usable at once"
     return [Prose(title=title, lines=[]), Facts(facts=facts)]
 
@@ -212,8 +215,9 @@ def _findings(run: Run) -> Block | None:
 
 
 def _is_fault(finding: Finding) -> bool:
-    """Tell whether answers may be wrong: such a code is an error once it is on record."""
-    return CATALOGUE[finding.code].severity is Severity.ERROR
+    """Tell whether answers may be wrong: an error, or one that is experimental; not the harmless instance of one."""
+    error = CATALOGUE[finding.code].severity is Severity.ERROR
+    return finding.severity is Severity.ERROR or (error and finding.experimental)
 
 
 def _only_losses(result: GateResult) -> bool:

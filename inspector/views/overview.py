@@ -7,7 +7,7 @@ from agent.model.decision import Phase, Reason
 from agent.model.snapshot import Snapshot
 
 from ..explain import REASONS
-from ..format import UNKNOWN, bar, count, percent, plural, size
+from ..format import UNKNOWN, bar, count, percent, plural, size, width_of_counts
 from ..report import Block, Cell, Facts, Json, Report, Tone
 from ..reuse import Reuse, sum_up, too_much
 from .common import capture_line, engine_line, group_name, head, notes, off_reasons, usable_pages
@@ -81,8 +81,10 @@ def _bars(reuse: Reuse) -> list[str | Cell]:
         of = f"{reuse.explained:,} of the last {plural(reuse.decisions, 'decision')}"
         title = f"{of}, {count(reuse.lookup)} tokens looked up (the others had no page table)"
 
+    width = width_of_counts([reuse.logical, reuse.usable, reuse.external], 11)
+
     def line(name: str, tokens: int, ratio: float | None) -> str:
-        return f"{name:<16}{bar(ratio, 28)} {percent(ratio):>5}  {count(tokens):>11}"
+        return f"{name:<16}{bar(ratio, 28)} {percent(ratio):>5}  {count(tokens):>{width}}"
 
     lines: list[str | Cell] = [
         title,
@@ -107,9 +109,10 @@ def _why(snapshot: Snapshot, reuse: Reuse) -> list[str | Cell]:
     lines: list[str | Cell] = [f"{count(reuse.short)} tokens were cached and could not be used{where}"]
     if name is not None:
         lines.append(f"{name} limits {count(times)} of them")
+    width = width_of_counts(reuse.lost.values())
     for (reason, group), tokens in sorted(reuse.lost.items(), key=lambda item: -item[1])[:3]:
         place = group_name(snapshot.geometry, group) or "no single group"
-        lines.append(f"{count(tokens):>9} {reason} in {place}: {REASONS[reason].title}")
+        lines.append(f"{count(tokens):>{width}} {reason} in {place}: {REASONS[reason].title}")
     return [*lines, *absent]
 
 
@@ -146,7 +149,10 @@ def _recovery_facts(snapshot: Snapshot) -> list[tuple[str, list[str | Cell]]]:
     counted = (snapshot.counters or {}).items()
     won = {key[len(_ROUTE) : -2]: int(value) for key, value in counted if key.startswith(_ROUTE)}
     routes = sorted(won.items(), key=lambda item: (-item[1], item[0]))
-    return [("RECOVERY", [f"{route}  {count(tokens)} tokens" for route, tokens in routes])] if routes else []
+    if not routes:
+        return []
+    name, width = max(map(len, won)), width_of_counts(won.values(), 1)
+    return [("RECOVERY", [f"{route:<{name}}  {count(tokens):>{width}} tokens" for route, tokens in routes])]
 
 
 def _pool_facts(snapshot: Snapshot) -> list[tuple[str, list[str | Cell]]]:

@@ -19,6 +19,8 @@ _GROUPS = (
     Column(header="KEYS", kind=Kind.COUNT),
     Column(header="PAGES", kind=Kind.COUNT),
 )
+_DRY = "nothing was changed: this is a dry run"
+_NOTHING = "nothing was changed: there is nothing to take"
 _SHOWN_PAGES = 16
 _SHOWN_REQUESTS = 5
 
@@ -34,7 +36,7 @@ def plan(snapshot: Snapshot, planned: Plan, *, held_by: Sequence[str], applied: 
     """
     pages = planned.pages
     shown = ", ".join(map(str, pages[:_SHOWN_PAGES])) + (", ..." if len(pages) > _SHOWN_PAGES else "")
-    result = ["nothing was changed: this is a dry run"] if applied is None else _result(applied)
+    result = [_DRY if planned.entries else _NOTHING] if applied is None else _result(applied)
     facts: list[tuple[str, Sequence[str]]] = [
         ("engine", [engine_line(snapshot)]),
         ("selector", [planned.selector]),
@@ -87,10 +89,13 @@ def _holders(held_by: Sequence[str]) -> str:
         return "no request"
     shown = ", ".join(clean(name)[:40] for name in held_by[:_SHOWN_REQUESTS])
     more = ", ..." if len(held_by) > _SHOWN_REQUESTS else ""
-    return f"{plural(len(held_by), 'request')}, which run on undisturbed: {shown}{more}"
+    run = "runs" if len(held_by) == 1 else "run"
+    return f"{plural(len(held_by), 'request')}, which {run} on undisturbed: {shown}{more}"
 
 
 def _result(applied: Applied) -> list[str]:
+    if not applied.pages and not applied.skipped:
+        return [_NOTHING]
     lines = [f"{plural(applied.pages, 'page')} taken out of the cache in {plural(applied.parts, 'critical section')}"]
     if applied.skipped:
         lines.append(f"{plural(applied.skipped, 'page')} moved meanwhile, hold something else now, and were left alone")

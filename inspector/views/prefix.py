@@ -13,7 +13,7 @@ from agent.model.states import Requirement, Status, Tokens
 from agent.resume import Recovery, evaluate, recoverable
 
 from ..explain import REASONS
-from ..format import bar, count, plural
+from ..format import bar, count, plural, width_of_counts
 from ..placing import Placed
 from ..prefixes import Prefixes, PrefixRow, needed_ends
 from ..report import Cell, Column, Facts, Json, Kind, Prose, Report, Table, Tone, Value
@@ -175,8 +175,10 @@ def _row(item: Json, hit: Hit) -> list[Value]:
 def _facts(
     snapshot: Snapshot, row: PrefixRow, hit: Hit, details: Sequence[Json], placed: Placed, *, reveal: bool
 ) -> list[tuple[str, Sequence[str | Cell]]]:
+    width = width_of_counts([row.tokens])
+
     def line(name: str, tokens: int | None) -> str:
-        return f"{name:<8} {bar(None if tokens is None else tokens / row.tokens, 24)} {count(tokens):>9}"
+        return f"{name:<8} {bar(None if tokens is None else tokens / row.tokens, 24)} {count(tokens):>{width}}"
 
     usable = row.usable
     states = "  ".join(f"{SHORT[state]} {sign(row.states[state]).value}" for state in FIVE)
@@ -190,7 +192,7 @@ def _facts(
     elif usable < row.logical:
         by = placed.decision  # one about another boundary says nothing of this one
         told = by if by is not None and by.logical == row.logical else None
-        facts += _why(snapshot, hit, details, told)
+        facts += _why(snapshot, row, hit, details, told)
     else:
         whole = row.logical >= row.tokens - row.tokens % snapshot.geometry.alignment
         beyond = f"beyond token {count(row.logical)} no page is known at a boundary that can be hit"
@@ -212,18 +214,20 @@ _ONE_LOOK = (
 
 
 def _why(
-    snapshot: Snapshot, hit: Hit, details: Sequence[Json], decision: Decision | None
+    snapshot: Snapshot, row: PrefixRow, hit: Hit, details: Sequence[Json], decision: Decision | None
 ) -> list[tuple[str, Sequence[str | Cell]]]:
     """Say which group stops the prefix; one table shows that a page is missing, not how it went missing."""
-    limiting = group_name(snapshot.geometry, hit.limiting_group) or "no single group"
-    missing: list[list[Tokens]] = next(
-        (item["missing_tokens"] for item in details if item["id"] == hit.limiting_group), []
-    )
+    group, reason = hit.limiting_group, hit.reason
+    if group is not None and row.groups.get(group) is Status.UNKNOWN:
+        # The rules take a page that nobody can place for one that is gone: that is no reason to name.
+        group, reason = row.limiting, None
+    limiting = group_name(snapshot.geometry, group) or "no single group"
+    missing: list[list[Tokens]] = next((item["missing_tokens"] for item in details if item["id"] == group), [])
     text = f"{limiting} limits" + (
         f": no page of this prefix is known in it for tokens {missing[0][0]:,}-{missing[0][1]:,}" if missing else ""
     )
-    reason, told = hit.reason, ""
-    if reason in {None, Reason.UNKNOWN} and decision is not None and decision.limiting_group == hit.limiting_group:
+    told = ""
+    if reason in {None, Reason.UNKNOWN} and decision is not None and decision.limiting_group == group:
         reason, told = decision.reason, f", says decision {decision.id}"
     if reason is None or reason is Reason.UNKNOWN:
         unnamed = any(item.chain is None for item in snapshot.decisions or ())  # one of these may be the one

@@ -12,6 +12,8 @@ from ..report import Cell, Column, Json, Kind, Prose, Report, Table, Tone, Value
 from ..symbols import FIVE, LEGEND, SHORT, sign
 from .common import NO_TABLE, group_name, head, key_text, notes
 
+_NAMED_GROUPS = 3
+
 LISTED = 20
 """Prefixes shown where no limit was given."""
 
@@ -75,7 +77,7 @@ def item_of(snapshot: Snapshot, row: PrefixRow, *, reveal: bool) -> Json:
 
 
 def _row(snapshot: Snapshot, row: PrefixRow, *, reveal: bool) -> list[Value]:
-    lead = "└ " if row.shared else ""
+    lead = "" if not row.shared else "· " if row.shared == row.tokens else "└ "
     usable = Cell(row.usable, Tone.PLAIN if row.usable == row.logical else Tone.BAD)
     return [
         lead + key_text(row.key, reveal=reveal).removeprefix("hash:"),
@@ -92,7 +94,9 @@ def _row(snapshot: Snapshot, row: PrefixRow, *, reveal: bool) -> list[Value]:
 
 def _legend(found: Prefixes, rows: list[PrefixRow]) -> list[str | Cell]:
     lines: list[str | Cell] = [Cell(LEGEND, Tone.DIM)]
-    if any(row.shared for row in rows):
+    if any(row.shared == row.tokens for row in rows):
+        lines.append(Cell("· is the beginning of the prefix above; a page between the two is gone", Tone.DIM))
+    if any(0 < row.shared < row.tokens for row in rows):
         lines.append(Cell("└ branches off the prefix above (-o wide says where)", Tone.DIM))
     if found.unlinked:
         pages = plural(found.unlinked, "page")
@@ -103,6 +107,13 @@ def _legend(found: Prefixes, rows: list[PrefixRow]) -> list[str | Cell]:
             )
         )
     if found.fragments:
-        pieces = plural(found.fragments, "fragment")
-        lines.append(Cell(f"{pieces} not shown: their beginning is gone, or they are shorter than one hit", Tone.DIM))
+        lines.append(Cell(_fragments(found), Tone.DIM))
     return lines
+
+
+def _fragments(found: Prefixes) -> str:
+    """Say how many pieces are no prefixes, of which groups they are, and why they are none."""
+    names = [group_name(found.snapshot.geometry, group) or "" for group in found.fragment_groups]
+    of = ", ".join(names[:_NAMED_GROUPS]) + (", ..." if len(names) > _NAMED_GROUPS else "")
+    why = "its beginning is gone, or it is" if found.fragments == 1 else "their beginning is gone, or they are"
+    return f"{plural(found.fragments, 'fragment')} of {of} not shown: {why} shorter than one hit"

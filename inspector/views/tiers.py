@@ -42,7 +42,7 @@ def tiers(snapshot: Snapshot) -> Report:
             item["tier_kind"],
             item["entries"],
             item["bytes"],
-            ", ".join(f"{name}={value}" for name, value in item["details"].items()) or None,
+            ", ".join(f"{name}={_number(value)}" for name, value in item["details"].items()) or None,
         ]
         for item in items
     ]
@@ -71,6 +71,11 @@ def _of_report(tier: TierReport) -> Tier:
     if not tier.fingerprinted:
         details["fingerprint"] = "none"
     return Tier(name=tier.name, kind=UNKNOWN, details=details)
+
+
+def _number(text: str) -> str:
+    """Return a whole number as tables show it; anything else as it is."""
+    return count(int(text)) if text.isascii() and text.isdigit() and len(text) < 20 else text
 
 
 def _why_unread(snapshot: Snapshot) -> str:

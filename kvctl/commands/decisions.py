@@ -64,7 +64,7 @@ def decisions(
         picked = None if found is None else wanted.picked(snapshot.geometry, found)
         return listed(snapshot, picked if picked is None or limit is None else picked[-limit:])
 
-    show(options, Need.OVERVIEW, view)
+    show(options, Need.DECISIONS, view)
 
 
 def _follow(options: Options, wanted: "Filter", limit: int | None) -> None:

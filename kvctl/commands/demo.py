@@ -31,6 +31,17 @@ FAULTS: dict[str, tuple[str, ...]] = {
 holds the two equal)."""
 
 _NEVER = "never"
+_INJECT = typer.Option(
+    "--inject",
+    metavar="FAULT",
+    help="Break something, and look for it.",
+    autocompletion=lambda incomplete: [name for name in FAULTS if name.startswith(incomplete)],
+)
+_RESTART = typer.Option(
+    "--restart-every",
+    metavar="TIME",
+    help="Restart the engine's cache from disk so often, or never (default: 12s; never with --inject).",
+)
 
 
 @app.command()
@@ -41,30 +52,26 @@ def demo(
     duration: Annotated[
         str, typer.Option("--duration", metavar="TIME", help="How long a --headless run takes: 20s, 2m.")
     ] = "20s",
-    inject: Annotated[
-        str | None, typer.Option("--inject", metavar="FAULT", help="Break something, and look for it.")
-    ] = None,
-    restart_every: Annotated[
-        str | None,
-        typer.Option(
-            "--restart-every",
-            metavar="TIME",
-            help="Restart the engine's cache from disk so often, or never (default: 12s; never with --inject).",
-        ),
-    ] = None,
-    rate: Annotated[float, typer.Option("--rate", min=0.1, help="Requests a second.")] = 10.0,
-    seed: Annotated[int, typer.Option("--seed", help="Fixes the traffic.")] = 0,
+    inject: Annotated[str | None, _INJECT] = None,
+    restart_every: Annotated[str | None, _RESTART] = None,
+    rate: Annotated[float, typer.Option("--rate", metavar="NUMBER", min=0.1, help="Requests a second.")] = 10.0,
+    allow_changes: Annotated[
+        bool, typer.Option("--allow-changes", help="Let kvctl invalidate change the engine, to try it out.")
+    ] = False,
+    seed: Annotated[int, typer.Option("--seed", metavar="NUMBER", help="Fixes the traffic.")] = 0,
 ) -> None:
     r"""Run the reference engine under mixed traffic, with the agent in it, and show what its cache is worth.
 
     Needs no GPU, no other engine and no download; the extra 'reference' brings torch. It opens the dashboard of
     kvctl top, and every other command works on the engine meanwhile, from another terminal: kvctl inspect,
-    kvctl decisions -f, kvctl validate. Leaving the dashboard (q) ends the engine and prints the report.
+    kvctl decisions -f, kvctl validate, and with --allow-changes kvctl invalidate. Leaving the dashboard (q) ends the
+    engine and prints the report.
 
     \b
     FAULT is one of
-      drop-window-page  drop-indexer-page  tear-disk-file  foreign-disk-file  change-weights
-      skip-generation  unguarded-bind  dirty-padding  lose-acknowledgement  double-free  full-disk
+      drop-window-page  drop-indexer-page  tear-disk-file  foreign-disk-file
+      change-weights    skip-generation    unguarded-bind  lose-acknowledgement
+      dirty-padding     double-free        full-disk
 
     Exit code 1: the injected fault was not found.
     """
@@ -86,7 +93,7 @@ def demo(
     options.output.note("starting the reference engine")
     fault = None if inject is None else (inject, FAULTS[inject])
     with Signals() as signals:
-        engine = DemoEngine(rate=rate, seed=seed, restart_s=restart_s)
+        engine = DemoEngine(rate=rate, seed=seed, restart_s=restart_s, allow_changes=allow_changes)
         try:
             with signals.raising():
                 engine.start(signals.held)

@@ -25,7 +25,12 @@ app = new_app()
 def explain(
     options: Options,
     topic: Annotated[
-        str | None, typer.Argument(help="A reason, code, word, or the id of a decision.", metavar="TOPIC")
+        str | None,
+        typer.Argument(
+            help="A reason, code, word, or the id of a decision.",
+            metavar="TOPIC",
+            autocompletion=lambda incomplete: [name for name in _topics() if name.startswith(incomplete)],
+        ),
     ] = None,
 ) -> None:
     r"""Explain what happened and what to do about it.
@@ -36,7 +41,7 @@ def explain(
       a code        KV301, ... as validate shows it
       a decision    its number, as decisions shows it (needs the engine or a file)
       request:ID    the latest decision of a request; ID may be as a table cut it
-      a word        logical, usable, stranded, ...
+      a word        usable, stranded, "own hit", ...: all that tables show
       exit-codes    the exit codes of kvctl
 
     Without TOPIC: the list of everything that can be explained.
@@ -54,6 +59,13 @@ def explain(
         _decision(options, lambda snapshot: _of_request(snapshot, topic.removeprefix("request:")))
     else:
         options.output.show(explanation(topic))
+
+
+def _topics() -> list[str]:
+    """Return every topic that has a name, for a shell that completes it."""
+    from inspector.views.explanations import topics
+
+    return [*dict.fromkeys(item["topic"] for item in topics({}).items), "exit-codes"]
 
 
 def _exit_codes(codes: dict[str, str]) -> "Report":
@@ -74,7 +86,7 @@ def _exit_codes(codes: dict[str, str]) -> "Report":
 def _decision(options: Options, find: "Callable[[Snapshot], Decision]") -> None:
     from inspector.views.decisions import story
 
-    show(options, Need.OVERVIEW, lambda snapshot: story(snapshot, find(snapshot)))
+    show(options, Need.DECISIONS, lambda snapshot: story(snapshot, find(snapshot)))
 
 
 def _numbered(snapshot: "Snapshot", number: int) -> "Decision":

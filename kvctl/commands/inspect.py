@@ -8,7 +8,7 @@ import typer
 from agent.errors import UsageError
 from inspector.format import clean
 from inspector.hints import quoted
-from kvctl.options import READ, Options, new_app, with_options
+from kvctl.options import LORA, READ, SALT, Options, new_app, with_options
 from kvctl.reading import show
 from kvctl.targets import Need
 
@@ -79,7 +79,8 @@ def inspect(
         str | None, typer.Argument(help="For prefix: which one.", metavar="SELECTOR", show_default=False)
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, metavar="N", help="Rows of pages and prefixes.")] = 20,
-    salt: Annotated[str | None, typer.Option("--salt", help="For tokens: the cache salt of the request.")] = None,
+    salt: Annotated[str | None, SALT] = None,
+    lora: Annotated[str | None, LORA] = None,
 ) -> None:
     r"""Look at one engine, live or from a saved snapshot.
 
@@ -112,11 +113,11 @@ def inspect(
             f"inspect {wanted} takes no SELECTOR",
             next_step=f"kvctl inspect prefix {quoted(selector, 'SELECTOR')}, or leave it out",
         )
-    chain = None if selector is None else _chain(options, selector, salt)
+    chain = None if selector is None else _chain(options, selector, salt, lora)
     show(options, _NEEDS[wanted], _function(wanted, selector, limit, chain, reveal=options.reveal))
 
 
-def _chain(options: Options, selector: str, salt: str | None) -> tuple[bytes, ...] | None:
+def _chain(options: Options, selector: str, salt: str | None, lora: str | None) -> tuple[bytes, ...] | None:
     """Have the engine hash the tokens of ``tokens:FILE``; None for another kind of selector."""
     from inspector.selector import parse
     from kvctl.targets import open_session
@@ -130,7 +131,7 @@ def _chain(options: Options, selector: str, salt: str | None) -> tuple[bytes, ..
             "tokens: needs a live engine", why="only the engine can hash them", next_step="leave out --snapshot"
         )
     with open_session(options.target, options.timeout_s) as session:
-        return chain_of(session, tokens, salt=salt)
+        return chain_of(session, tokens, salt=salt, lora=lora)
 
 
 def _function(

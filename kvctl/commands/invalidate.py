@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from agent.errors import RefusedError, UsageError
-from kvctl.options import Options, Part, new_app, with_options
+from kvctl.options import LORA, SALT, Options, Part, new_app, with_options
 from kvctl.reading import read
 from kvctl.targets import LiveSource, Need, open_session
 from kvctl.tokens import chain_of, tokens_of
@@ -34,15 +34,8 @@ def invalidate(
         Path | None, typer.Option("--save-plan", metavar="FILE", help="Write the plan to a file.")
     ] = None,
     plan: Annotated[Path | None, typer.Option("--plan", metavar="FILE", help="Take a saved plan.")] = None,
-    salt: Annotated[str | None, typer.Option("--salt", help="For tokens: the cache salt of the request.")] = None,
-    lora: Annotated[
-        str | None,
-        typer.Option(
-            "--lora",
-            metavar="NAME[=PATH]",
-            help="For tokens: the LoRA adapter of the request. Split where PATH is there, else at the last =.",
-        ),
-    ] = None,
+    salt: Annotated[str | None, SALT] = None,
+    lora: Annotated[str | None, LORA] = None,
     quarantine: Annotated[
         bool,
         typer.Option(
@@ -97,7 +90,7 @@ def _run(
     save: Path | None,
     quarantine: bool,
 ) -> None:
-    from inspector.invalidation import apply_plan, holders_of, load_plan, make_plan
+    from inspector.invalidation import Applied, apply_plan, holders_of, load_plan, make_plan
     from inspector.invalidation import save_plan as write
     from inspector.selection import select
     from inspector.views.plan import plan as view
@@ -121,7 +114,9 @@ def _run(
         write(loaded, save)
     held_by = holders_of(snapshot, loaded.pages)
     applied = None
-    if yes and loaded.entries:
+    if yes and not loaded.entries:
+        applied = Applied(pages=0, by_group={}, parts=0)
+    elif yes:
         applied = apply_plan(session, loaded, quarantine=quarantine, deadline_s=options.timeout_s)
     options.output.show(view(snapshot, loaded, held_by=held_by, applied=applied))
     if not yes and loaded.entries:

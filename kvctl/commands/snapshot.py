@@ -35,6 +35,9 @@ def save(
     options: Options,
     file: Annotated[Path, _FILE],
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    evidence: Annotated[
+        bool, typer.Option("--evidence", help="Also what kvctl validate asks engine and workers for.")
+    ] = False,
 ) -> None:
     """Save page table, contract, requests and decisions of an engine."""
     from agent.jsonfile import is_there
@@ -46,7 +49,7 @@ def save(
             f"{file} exists", why="a capture may be all that is left of a fault", next_step="add --force"
         )
     with open_source(options.target, options.timeout_s) as source:
-        found = read(source, Need.REFERENCES, options)
+        found = read(source, Need.EVIDENCE if evidence and source.live else Need.REFERENCES, options)
         if isinstance(source, LiveSource):
             found = source.with_contract(found)
     write(found, file, reveal=options.reveal, version=__version__)

@@ -22,7 +22,7 @@ def top(
     r"""Show the dashboard of one engine, or of a saved snapshot.
 
     \b
-    1 overview    usage, logical against usable over time, what degrades, what to do
+    1 overview    usage, logical against usable, what degrades, what to do
     2 groups      what each group holds and costs, and how a decision fell
     3 prefixes    what is cached, state by state
     4 pages       what the memory of the pool is doing
@@ -30,7 +30,8 @@ def top(
     6 findings    what the gates say; v runs them
 
     ? shows all keys. It changes nothing: x shows a plan and asks, and needs an engine that allows changes.
-    Decisions are explained from the moment it has joined; the page table is read only for screens that show it.
+    Decisions are explained from the moment that it, or another reader, has joined; the page table is read only for
+    screens that show it.
     """
     from kvctl.dashboard import require_terminal, show
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 app = new_app()
 
+_GATES = ("1", "2", "3", "4", "redlines")
+
 
 class FailOn(StrEnum):
     """What makes the exit code something else than 0."""
@@ -34,7 +36,12 @@ def validate(
     options: Options,
     gate: Annotated[
         list[str] | None,
-        typer.Option("--gate", metavar="GATE", help="1, 2, 3, 4 or redlines; may be repeated (default: all)."),
+        typer.Option(
+            "--gate",
+            metavar="GATE",
+            help="1, 2, 3, 4 or redlines; may be repeated (default: all).",
+            autocompletion=lambda incomplete: [name for name in _GATES if name.startswith(incomplete)],
+        ),
     ] = None,
     prefix: Annotated[
         str | None, typer.Option("--prefix", metavar="SELECTOR", help="Only findings about this prefix.")
@@ -51,11 +58,11 @@ def validate(
 
     \b
     GATE is one of
-      1         block: the page exists, is counted right, was computed, and was not taken away
-      2         contract: layout, precision, page size and weights are what was agreed
+      1         block: the page exists, is counted right and was computed
+      2         contract: layout, precision and weights are what was agreed
       3         intersection: every group agrees on where to resume
       4         alignment: addresses and strides that the hardware can read
-      redlines  admission, one recovery route a state, check and use, static graphs
+      redlines  admission, one recovery route a state, check and use, graphs
 
     \b
     Exit code 0: no finding at the --fail-on level or above it

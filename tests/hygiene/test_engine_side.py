@@ -10,7 +10,7 @@ import pytest
 from tests.hygiene.conftest import ROOT, run
 
 IN_ENGINE = ("model", "probe", "engines")
-IN_ENGINE_FILES = ("wire", "feedformat", "errors", "paths", "decisionformat")
+IN_ENGINE_FILES = ("wire", "feedformat", "errors", "paths", "decisionformat", "explainedformat")
 
 LOAD_AND_LIST = """
 import importlib, importlib.util, json, pkgutil, sys

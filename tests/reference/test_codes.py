@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from agent.fingerprint import pin_path, read, save
+from agent.gates.blind import REFERENCE
 from agent.gates.catalogue import CATALOGUE
 from agent.reference.engine import Engine
 from agent.reference.loop import demo_config
 from agent.session import open_target
 from tests.reference.test_adapter import Host
-from tests.support.code_table import REFERENCE, Seen
+from tests.support.code_table import Seen
 from tests.support.reference import MODEL
 from tests.support.validating import validate
 from tests.support.waiting import wait_for

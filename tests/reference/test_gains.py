@@ -85,7 +85,7 @@ def test_the_overview_and_the_metrics_show_it() -> None:
         facts = [fact for block in blocks if isinstance(block, Facts) for fact in block.facts]
         return [list(lines) for name, lines in facts if name == "RECOVERY"]
 
-    assert shown(counters) == [["map_in_place  4,096 tokens", "realign_window  320 tokens"]]
+    assert shown(counters) == [["map_in_place    4,096 tokens", "realign_window    320 tokens"]]
     assert shown({}) == shown(None) == []
     (first, second) = of_counters(counters)
     assert {first.labels: first.value, second.labels: second.value} == {

@@ -1,7 +1,8 @@
 """Record the snapshot that the README opens: a real vLLM server, real traffic, every decision explained.
 
-Invariant: nothing in the file is made up; keys and request ids are replaced as in every saved file. Run by hand beside
-vLLM, ``python -m tests.support.record tests/data/gemma3.kvsnap``, when the file format or the model changes.
+Invariant: nothing in the file is made up; keys and request ids are replaced as in every saved file. It holds what the
+gates ask for, too, so that ``kvctl validate`` has something to look at. Run by hand beside vLLM,
+``python -m tests.support.record tests/data/gemma3.kvsnap``, when the file format or the model changes.
 
 The story: a service whose requests share long prefixes. Repeats hit; a branch that ends elsewhere does not, because no
 window was kept there; other traffic then pushes window pages out while the full history stays.
@@ -13,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agent.collect import MAX_LOOKUPS, collect
+from agent.fingerprint import kept
 from agent.model.snapshot import Level
 from agent.session import Session
 from inspector.store import save
@@ -62,7 +65,8 @@ def main(path: Path) -> None:
                 running = [pool.submit(server.http.complete, prompt(f"long {n}", 300), tokens=500) for n in range(2)]
                 wait_for(lambda: len(session.overview().requests or ()) == 2, "two requests to run")
                 session.poll()
-                found = session.snapshot(free_list=True)
+                found = collect(session, session.snapshot(free_list=True, lookups=MAX_LOOKUPS))
+                found = kept(session, found)
                 # The model lies in a folder that was made for the recording: its last part says which it is.
                 named = replace(found.engine, model=Path(found.engine.model).name)
                 save(replace(found, engine=named), path, version=__version__)

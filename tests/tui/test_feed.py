@@ -106,6 +106,21 @@ def test_decisions_are_counted_once() -> None:
 
 
 @pytest.mark.usefixtures("_quick")
+def test_what_is_explained_here_has_its_keys() -> None:
+    """Another reader's explanation gives way to the own one, which has the keys, and is not counted again."""
+    now = time.time_ns()
+    own = replace(decision(7, "late", Outcome.REUSE, 1_000, 800, 800), time_ns=now, chain=(bytes(16),))
+    shared = replace(own, chain=None, shared=True)
+    link = ScriptedLink(replace(gemma(), decisions=()), fresh=[(shared,), (own,), (shared,)])
+    with running(link) as (feed, posted):
+        feed.want(Pane.DECISIONS)
+        wait_for(lambda: not link.fresh and drawn(posted)[-1].picture.snapshot.decisions, "all of them")
+        wait_for(lambda: drawn(posted)[-1].picture.snapshot.decisions == (own,), "the own one")
+        picture = drawn(posted)[-1].picture
+    assert sum(part.lookup for part in picture.series.slices if part) == 1_000
+
+
+@pytest.mark.usefixtures("_quick")
 def test_another_engine_starts_anew() -> None:
     """Decisions of an engine that was replaced are not mixed with those of its successor."""
     link = ScriptedLink(gemma())

@@ -38,6 +38,9 @@ HOOKED_PARAMETERS: Mapping[str, tuple[str, ...]] = {
 
 BLOCK_FIELDS = ("block_id", "ref_cnt", "_block_hash", "_block_hash_num_tokens", "prev_free_block", "is_null")
 
+MASK = "block_mask"
+"""Its last parameter in 0.28-0.33: which of the blocks are registered."""
+
 PARENT_BYTES = 8
 NO_PARENT = bytes(PARENT_BYTES)
 LOADING = "WAITING_FOR_REMOTE_KVS"
@@ -94,8 +97,8 @@ class VllmPool:
         self._failed = failed
         pool = self._pool
         full = pool.cache_full_blocks
-        seventh = tuple(inspect.signature(full).parameters)[6:7]
-        make = self._full_hook if seventh == ("block_mask",) else self._unmasked_hook
+        known = (*HOOKED_PARAMETERS["cache_full_blocks"], MASK)
+        make = self._full_hook if tuple(inspect.signature(full).parameters) == known else self._other_hook
         self._always.set(pool, "cache_full_blocks", make(full, marks, failed))
         if hasattr(pool, "cache_partial_block"):
             self._partial = PartialHooks(pool, marks, failed)
@@ -114,7 +117,7 @@ class VllmPool:
     ) -> Callable[..., Any]:
         log, stamps, null, unit = marks.log.append, marks.page_stamps, self.null_page, self._pool.hash_block_size
         null_stamp, null_at = (array("Q", [0]), 0) if null is None else (stamps, null)
-        odd = self._odd_call(marks)
+        odd, several = self._odd_call(marks), _stamping(stamps)
 
         def cache_full_blocks(
             request: Any,
@@ -124,40 +127,43 @@ class VllmPool:
             block_size: int,
             kv_cache_group_id: int,
             block_mask: Any = None,
-            **more: Any,
         ) -> Any:
             first, last, size, group = num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id
-            result = original(request, blocks, first, last, size, group, block_mask, **more)
+            result = original(request, blocks, first, last, size, group, block_mask)
             if first < last:
                 try:
                     # As Marks.note does, in this frame: the pages are in the caches now, a moment later they are not.
-                    pages, start, computed = blocks[first:last], first * size, request.num_computed_tokens
-                    if marks.late is not None and start + size <= computed:
+                    start, computed = first * size, request.num_computed_tokens
+                    if start + size <= computed and marks.late is not None:
+                        odd(request, blocks[first:last], block_mask, start, size, group)
+                        return result
+                    marks.mark = mark = marks.mark + 1
+                    pages, width = blocks[first:last], size // unit
+                    if last - first == 1 and block_mask is None:
+                        stamps[pages[0].block_id] = mark
+                        keys = request.block_hashes[last * width - 1]
+                    else:
+                        hashes = request.block_hashes[(first + 1) * width - 1 : last * width : width]
+                        keys = several(mark, pages, block_mask, hashes)
+                    if null_stamp[null_at] == mark:  # null pages were among them
+                        marks.mark = mark - 1
                         odd(request, pages, block_mask, start, size, group)
                         return result
-                    width, chosen = size // unit, pages
-                    hashes = request.block_hashes[(first + 1) * width - 1 : last * width : width]
-                    if block_mask is not None:
-                        chosen, hashes = list(compress(pages, block_mask)), list(compress(hashes, block_mask))
-                    marks.mark = mark = marks.mark + 1
-                    for page in chosen:
-                        stamps[page.block_id] = mark
-                    if null_stamp[null_at] == mark:
-                        hashes = [one for one, page in zip(hashes, chosen, strict=False) if not page.is_null]
                     seen, end = (pages, None) if marks.keep else (blocks, last)
-                    name, status, keys = request.request_id, request.status, b"".join(hashes)
-                    log((mark, name, request, seen, end, block_mask, start, size, computed, status, group, keys))
+                    name = request.request_id
+                    log((mark, name, request, seen, end, block_mask, start, size, computed, None, group, keys))
                 except SLOT_ERRORS as error:
                     failed("cache_full_blocks", error)
             return result
 
         return cache_full_blocks
 
-    def _unmasked_hook(
+    def _other_hook(
         self, original: Callable[..., Any], marks: Marks, failed: Callable[[str, BaseException], object]
     ) -> Callable[..., Any]:
-        """Serve versions that register every block of the slice but null ones."""
+        """Serve versions that have no mask, or more parameters than we know."""
         odd = self._odd_call(marks)
+        seventh = tuple(inspect.signature(original).parameters)[6:7] == (MASK,)
 
         def cache_full_blocks(
             request: Any,
@@ -169,13 +175,12 @@ class VllmPool:
             *rest: Any,
             **more: Any,
         ) -> Any:
-            result = original(
-                request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id, *rest, **more
-            )
-            if num_cached_blocks < num_full_blocks:
+            first, last, size, group = num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id
+            result = original(request, blocks, first, last, size, group, *rest, **more)
+            if first < last:
                 try:
-                    pages = blocks[num_cached_blocks:num_full_blocks]
-                    odd(request, pages, None, num_cached_blocks * block_size, block_size, kv_cache_group_id)
+                    mask = rest[0] if rest and seventh else more.get(MASK)
+                    odd(request, blocks[first:last], mask, first * size, size, group)
                 except SLOT_ERRORS as error:
                     failed("cache_full_blocks", error)
             return result
@@ -183,7 +188,7 @@ class VllmPool:
         return cache_full_blocks
 
     def _odd_call(self, marks: Marks) -> Callable[..., None]:
-        """Return what notes a call for pages that were computed before, or of a version without masks."""
+        """Return what notes a call with null pages, or with pages that were computed before."""
         unit = self._pool.hash_block_size
 
         def odd(request: Any, pages: Any, mask: Any, start: int, size: int, group: int) -> None:
@@ -241,7 +246,7 @@ class VllmPool:
         return [page.block_id for page in pages]
 
     def stamp(self, pages: Iterable[Any], stamps: Words, mark: int) -> None:
-        """Stamp pages; a plain attribute in a plain loop is what the interpreter specialises on: 28 ns a page."""
+        """Stamp pages."""
         for page in pages:
             stamps[page.block_id] = mark
 
@@ -313,6 +318,24 @@ class VllmPool:
                 [page.block_id for page in compress(after, known)],
                 [page._block_hash[:PARENT_BYTES] for page in compress(before, known)],
             )
+
+
+def _stamping(stamps: Words) -> Callable[[int, list[Any], Any, list[bytes]], bytes]:
+    """Return what stamps the pages of one call and joins their hashes.
+
+    A plain attribute in a plain loop is what the interpreter specialises on: 28 ns a page.
+    """
+
+    def several(mark: int, pages: list[Any], mask: Any, hashes: list[bytes]) -> bytes:
+        if mask is None:
+            for page in pages:
+                stamps[page.block_id] = mark
+            return b"".join(hashes)
+        for page in compress(pages, mask):
+            stamps[page.block_id] = mark
+        return b"".join(compress(hashes, mask))
+
+    return several
 
 
 def _key_bytes(pool: Any) -> int:

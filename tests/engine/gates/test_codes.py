@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from agent.fingerprint import pin_path, read, save
+from agent.gates.blind import VLLM
 from agent.model.snapshot import Level
 from agent.session import Session
 from tests.engine.live.engines import Engine, engine_in_process
 from tests.support import host_tier
-from tests.support.code_table import VLLM, Seen
+from tests.support.code_table import Seen
 from tests.support.compat import install
 from tests.support.prompts import prompt
 from tests.support.validating import validate

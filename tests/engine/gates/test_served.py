@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from agent.gates.blind import VLLM
 from agent.gates.catalogue import CATALOGUE
 from agent.gates.selftest import selftest
 from agent.model.finding import GateName
 from agent.model.snapshot import Consistency, Level, Snapshot
 from agent.session import Session
-from tests.support.code_table import VLLM, Seen
+from tests.support.code_table import Seen
 from tests.support.prompts import prompt
 from tests.support.server import Server, serve
 from tests.support.server_load import ARGUMENTS, ENVIRONMENT, Conditions, fullness, load
