@@ -140,8 +140,10 @@ def run_step(side: Side, step: int, arrivals: Sequence[tuple[str, list[int]]], d
         # As the probe does: only what must be known at once is done before the batch is on its way.
         feed.dispatched(step, scheduled)
         after = clock()
-        feed.before_update(step)
-        feed.after_update(step)
+        if feed.stamps.log:
+            feed.updated(step)
+        else:
+            feed.stamps.committed = step
         end = clock()
         side.critical[-1].append(middle - begin + end - after)
         side.shadow[-1].append(after - middle)

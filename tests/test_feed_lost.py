@@ -157,8 +157,8 @@ def move(pool: FakePool, source: Page, target: Page) -> None:
     """Give a page's key to another page, as a copy on write does."""
     target.key, target.tokens = source.key, source.tokens
     source.key, source.tokens = None, 0
-    assert pool.marks is not None
-    pool.marks.note(None, None, (source, target), None, 0, 0, 0, None, 0, b"")
+    assert pool.log is not None
+    pool.log((None, None, (source, target), None, 0, 0, 0, None, 0))
 
 
 def test_what_is_wrong_with_a_page_moves_along_with_its_key() -> None:
@@ -167,8 +167,7 @@ def test_what_is_wrong_with_a_page_moves_along_with_its_key() -> None:
     runs, never = pool.request("runs", 2), pool.request("never", 1)
     feed.before_schedule(1)
     feed.after_schedule(1, {"runs"})
-    feed.before_update(1)
-    feed.after_update(1)
+    feed.updated(1)
     feed.note_weights_change(1)
     feed.before_schedule(2)
     pool.register(runs, 0, 2)

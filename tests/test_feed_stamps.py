@@ -68,19 +68,21 @@ def test_pages_registered_while_an_output_is_processed_belong_to_its_step() -> N
     assert not feed.never_computed()
 
 
-def test_the_next_schedule_call_may_begin_before_an_update() -> None:
-    """What is registered in the update belongs to its step, what comes later to the schedule call that had begun."""
+def test_an_update_may_be_told_of_at_its_end() -> None:
+    """What was registered in it belongs to its step, what comes later to the schedule call that was begun before."""
     pool, feed = _feed()
     one, two = pool.request("one", 2), pool.request("two", 1)
     feed.before_schedule(1)
-    feed.dispatched(1, {"one"})
-    feed.before_update(1)
-    feed.after_update(1)
+    feed.after_schedule(1, {"one"})
+    feed.shadow()
+    feed.before_schedule(2)
+    feed.updated(1)
     assert feed.committed_step == 1
-    feed.dispatched(2, {"one"})
-    feed.before_update(2)
+    feed.after_schedule(2, {"one"})
+    feed.shadow()
+    feed.before_schedule(3)
     pool.register(one, 0, 2)
-    feed.after_update(2)
+    feed.updated(2)
     pool.register(two, 0, 1)
     assert step_of(_stamp(feed, one, 1)) == 2 == feed.committed_step
     assert _stamp(feed, one, 1) & UPDATE_CALLS
@@ -235,4 +237,4 @@ def test_a_refused_pool_is_off_with_the_reason() -> None:
     feed.install()
     assert told == ["the planted method touches pages"]
     assert feed.status()["reason"] == told[0]
-    assert pool.marks is None
+    assert pool.log is None

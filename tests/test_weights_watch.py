@@ -91,9 +91,9 @@ def test_more_adapters_than_a_byte_can_name_share_their_pages() -> None:
     stamps = np.zeros(8, np.uint64)
     stamps[pages] = (7, 8, 9)
     entries: list[Any] = [
-        (0, "a", ((0,), 0), [1], None, None, 0, 1, 0, None, 0, b""),
-        (0, "b", ((SHARED,), SHARED), [2], None, None, 0, 1, 0, None, 0, b""),
-        (0, "c", ((SHARED + 1,), SHARED + 1), [3], None, None, 0, 1, 0, None, 0, b""),
+        ("a", ((0,), 0), [1], None, 0, 1, 0, None, 0),
+        ("b", ((SHARED,), SHARED), [2], None, 0, 1, 0, None, 0),
+        ("c", ((SHARED + 1,), SHARED + 1), [3], None, 0, 1, 0, None, 0),
     ]
     some.note(entries, stamps)  # type: ignore[arg-type]
     assert some.pages_of((SHARED,), stamps).keys() == {2, 3}  # type: ignore[arg-type]

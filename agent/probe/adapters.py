@@ -6,10 +6,9 @@ adapter cost one look at each registration call and nothing a page. Filled where
 
 from array import array
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
-from itertools import compress
 from typing import Any, Final
 
-from .port import Registration, Words, pages_of
+from .port import Registration, Words
 
 SHARED: Final = 255
 """Owner of pages of the adapters that came after the first 254: a change of any of those concerns all of them."""
@@ -57,8 +56,7 @@ class Adapters:
     def note(self, entries: Sequence[Registration], stamps: Words) -> None:
         """Take over registration calls that were just folded into ``stamps``."""
         owner, marks, of_request, ids = self._owner, self._marks, self._of_request, self._ids
-        for call in entries:
-            _, name, request, pages, _, mask, *_ = call
+        for name, request, pages, *_ in entries:
             if name is None:
                 source, target = ids(pages)
                 if marks[source] == stamps[target]:
@@ -70,8 +68,7 @@ class Adapters:
             index = self._index.get(identity[0])
             if index is None or self.names.get(identity[1]) != identity[0]:
                 index = self.learn(identity)
-            pages = pages_of(call)
-            for page in ids(pages if mask is None else compress(pages, mask)):
+            for page in ids(pages):
                 owner[page] = index
                 marks[page] = stamps[page]
 

@@ -81,7 +81,7 @@ class Feed:
         if reason is not None:
             self.turn_off(reason)
             return
-        self._port.install(self.stamps, self._hook_failed)
+        self._port.install(self.stamps.log.append, self._hook_failed)
         self._installed = True
 
     def uninstall(self) -> None:
@@ -298,6 +298,11 @@ class Feed:
             if self._out.ring is None:
                 self.fence.forget_news()
 
+    def updated(self, step: int) -> None:
+        """Like ``before_update`` and ``after_update`` at once, where the log was empty when the update began."""
+        self.stamps.enter_update(step)
+        self.after_update(step)
+
     def note_weights_change(self, step: int) -> None:
         """Pages computed by calls after ``step`` belong to another weights epoch."""
         self.stamps.note_weights_change(step)
@@ -366,6 +371,7 @@ class Feed:
 
     def stamp_of(self, page: int) -> int:
         """Return the stamp of a page, its generation; meaningless without a key."""
+        self.stamps.fold()
         return self.stamps.page_stamps[page]
 
     def status(self) -> dict[str, Any]:

@@ -9,12 +9,11 @@ Why it is needed: the engine registers keys when it allocates. Under priority sc
 it has already scheduled in the same call; the keys stay (upstream issue 57580).
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import compress
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..feedformat import CALL_MASK
-from .port import PoolPort, Registration, Words, pages_of
+from .port import PoolPort, Registration
 from .stamps import Stamps
 
 PRUNE_AT = 1024
@@ -94,19 +93,21 @@ class Fence:
         """
         stamps = self._stamps
         folded = stamps.folded
-        missing = {entry[1] for entry in stamps.log if entry[1] not in requests}
+        missing = {entry[0] for entry in stamps.log if entry[0] not in requests}
         if folded:
-            missing.update([entry[1] for entry in folded if entry[1] not in requests])
+            missing.update([entry[0] for _, entries in folded for entry in entries if entry[0] not in requests])
         missing.discard(None)
         wrong = bool(missing or self._bad or self._old or self._carriers)
         if wrong:
             stamps.fold()
         if missing:
-            self._brand(missing)
+            for first, entries in folded:
+                self._brand(first, entries, missing)
         if self._bad or self._old or self._carriers:
             self._follow_moves()
             self._find_carriers(requests)
-            self._taint()
+            for first, entries in folded:
+                self._taint(first, entries)
             self._steps += 1
             if self._left:
                 self._prune_some()
@@ -119,40 +120,40 @@ class Fence:
 
     def processed(self) -> None:
         """Look at the registrations that were made while an output was processed; they are folded."""
+        stamps = self._stamps
         if self._bad:
             self._follow_moves()
         if self._carriers:
-            self._taint()
-        self._stamps.folded.clear()
+            for first, entries in stamps.folded:
+                self._taint(first, entries)
+        stamps.folded.clear()
 
     def _follow_moves(self) -> None:
         """A key that moved to another page took its stamp along, and what is wrong with it."""
         bad, page_stamps = self._bad, self._stamps.page_stamps
-        for entry in self._stamps.folded:
-            if entry[1] is not None:
-                continue
-            source, target = self._port.ids(entry[3])
-            mark = page_stamps[target]
-            if bad.get(source) != mark:
-                continue
-            bad[target] = mark
-            if self.tainted.get(source) == mark:
-                self.tainted[target] = mark
-                self.new_tainted.append((mark, target))
-            if self.outdated.get(source) == mark:
-                self.outdated[target] = mark
-            if mark in self.never:
-                self.never[mark] = (*self.never[mark], target)
+        for _, entries in self._stamps.folded:
+            for entry in entries:
+                if entry[0] is not None:
+                    continue
+                source, target = self._port.ids(entry[2])
+                mark = page_stamps[target]
+                if bad.get(source) != mark:
+                    continue
+                bad[target] = mark
+                if self.tainted.get(source) == mark:
+                    self.tainted[target] = mark
+                    self.new_tainted.append((mark, target))
+                if self.outdated.get(source) == mark:
+                    self.outdated[target] = mark
+                if mark in self.never:
+                    self.never[mark] = (*self.never[mark], target)
 
-    def _brand(self, missing: set[str | None]) -> None:
+    def _brand(self, first: int, entries: Sequence[Registration], missing: set[str | None]) -> None:
         page_stamps = self._stamps.page_stamps
-        for entry in self._stamps.folded:
-            if entry[1] not in missing:
+        for stamp, entry in enumerate(entries, first + 1):
+            if entry[0] not in missing:
                 continue
-            stamp = entry[0]
             ids = [page for page in self._registered(entry) if page_stamps[page] == stamp]
-            if entry[4] is not None and len(ids) < entry[4] - entry[6] // entry[7]:
-                ids = list(_places(page_stamps, stamp))  # its table has changed since
             if not ids:
                 continue
             self.never[stamp] = tuple(ids)
@@ -160,9 +161,7 @@ class Fence:
             self._bad.update(dict.fromkeys(ids, stamp))
 
     def _registered(self, entry: Registration) -> list[int]:
-        pages, mask = pages_of(entry), entry[5]
-        ids = self._port.ids(pages if mask is None else compress(pages, mask))
-        return [page for page in ids if page != self._port.null_page]
+        return [page for page in self._port.ids(entry[2]) if page != self._port.null_page]
 
     # ----------------------------------------------------------------- taint
 
@@ -225,12 +224,12 @@ class Fence:
         """Return whether a page has a key; one that was handed out again has none and still its old stamp."""
         return self._port.tokens(self._port.take(page, page + 1))[0] > 0
 
-    def _taint(self) -> None:
+    def _taint(self, first: int, entries: Sequence[Registration]) -> None:
         if not self._carriers:
             return
         page_stamps = self._stamps.page_stamps
-        for entry in self._stamps.folded:
-            stamp, request = entry[0], entry[1]
+        for stamp, entry in enumerate(entries, first + 1):
+            request = entry[0]
             if request is None or request not in self._carriers:
                 continue
             tables = self._port.tables(request)
@@ -313,14 +312,3 @@ class Fence:
         self._old = 0
         self._clean.clear()
         self._carriers.clear()
-
-
-def _places(stamps: Words, stamp: int) -> Iterator[int]:
-    """Yield the places of a stamp."""
-    place = -1
-    while True:
-        try:
-            place = stamps.index(stamp, place + 1)
-        except ValueError:
-            return
-        yield place

@@ -275,19 +275,17 @@ class Probe:
             feed.dispatched(step, scheduled)
             self.ahead = step + 1
 
-    def begin_update(self, output: object) -> None:
+    def begin_update(self, _output: object) -> None:
         """Results are about to be processed. Engine's thread."""
-        if self.unsettled:
-            self.dispatched()
-        step = self.outputs.get(id(output))
-        if self.feed is not None and step is not None:
-            self.feed.before_update(step)
+        self.dispatched()
+        if self.feed is not None and self.feed.stamps.log:
+            self.feed.stamps.fold()
 
     def end_update(self, output: object) -> None:
         """Results were processed. Engine's thread."""
         step = self.outputs.pop(id(output), None)
         if self.feed is not None and step is not None:
-            self.feed.after_update(step)
+            self.feed.updated(step)
 
     def between_steps(self, *, idle: bool) -> None:
         """Nothing of the engine runs. Engine's thread."""

@@ -8,11 +8,10 @@ which is registered, lost and allocated again within one schedule call. Engine's
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import compress
 from typing import Any
 
 from .events import Pending
-from .port import PoolPort, pages_of
+from .port import PoolPort
 from .stamps import Stamps
 
 
@@ -95,7 +94,6 @@ class Points:
         found = set(self._port.ids(cleared))
         found.update(self._port.ids(changed))
         for call in calls:
-            pages, mask = pages_of(call), call[5]
-            found.update(self._port.ids(pages if mask is None else compress(pages, mask)))
+            found.update(self._port.ids(call[2]))
         found.discard(-1 if self._port.null_page is None else self._port.null_page)
         return found

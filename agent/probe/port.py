@@ -5,7 +5,6 @@ the engine's thread. Page objects are opaque to the feed: it only hands them bac
 """
 
 from array import array
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,66 +18,24 @@ Remember = Callable[[Sequence[int], Sequence[int], Sequence[int], bytes], object
 """Takes the stamps of some registration calls, bytes of the hashes of the pages that each registered, the group of
 each, and the hashes of all these pages, equally long, one after the other."""
 
-Registration = tuple[
-    int, str | None, Any, Sequence[Any], int | None, Sequence[bool] | None, int, int, int, Any, int, bytes
-]
-"""One registration call, as the hook saw it:
+Registration = tuple[str | None, Any, Sequence[Any], Sequence[int] | None, int, int, int, Any, int]
+"""One registration call, as the hook saw it, without a step of work more:
 
-stamp, request id, request, pages, end (None: these are the pages; else they are those of the request's table, from the
-page of its first token to this place), mask of the pages that were registered (None: all but null pages), tokens before
-the first page, tokens of a page, tokens that the request had computed at this moment, status of the request if it
-counts, group of the pages, hashes of the registered pages in a row.
+request id, request, pages, places of the pages among all of the call (None: they are all of it), tokens before the
+first page of the call, tokens of a page, tokens that the request had computed at this moment, status of the request if
+it had computed the first page, group of the pages.
 
 Without a request id it is a *move*: pages are (source, destination) and the destination takes over the keys.
 """
 
+Log = Callable[[Registration], object]
+"""Takes registration calls, in their order."""
 
-def pages_of(call: Registration) -> Sequence[Any]:
-    """Return the pages of a call; if it names a table, they are as they stand there now."""
-    pages, end, start, size = call[3], call[4], call[6], call[7]
-    return pages if end is None else pages[start // size : end]
+Special = Callable[[int, Registration], object]
+"""Takes a call that is not stamped as a whole, with its stamp."""
 
-
-class Marks(Protocol):
-    """What a hook stamps pages with, while they are in the processor's caches: later each costs three times as much.
-
-    The hook of a registration raises :attr:`mark`, stamps the pages with it and appends the call to :attr:`log`. A move
-    goes through :meth:`note`, and so does a call whose first page was computed before, while :attr:`late` is set.
-    """
-
-    mark: int
-    """Stamp of the last call."""
-    keep: bool
-    """Calls are to be logged with their pages: a table may change until they are looked at. Where that does not matter,
-    the log is spared a reference to each page, which touches them all once more when it is cleared."""
-    late: int | None
-    """Base of stamps for pages that were computed before; None: there are no such calls now."""
-
-    @property
-    def page_stamps(self) -> Words:
-        """The stamp of each page, by id."""
-        ...
-
-    @property
-    def log(self) -> deque[Registration]:
-        """The calls of this phase."""
-        ...
-
-    def note(
-        self,
-        name: str | None,
-        request: Any,
-        pages: Sequence[Any],
-        mask: Sequence[bool] | None,
-        start: int,
-        size: int,
-        computed: int,
-        status: Any,
-        group: int,
-        hashes: bytes,
-    ) -> None:
-        """Do all of it for one call; see :data:`Registration`."""
-        ...
+Registered = tuple[Sequence[int], Sequence[int], bytes]
+"""What calls registered: bytes of hashes of each (0 for one that was special), group of each, hashes in a row."""
 
 
 @dataclass(slots=True)
@@ -109,8 +66,8 @@ class PoolPort(Protocol):
         """Return why this pool cannot be followed exactly, or None."""
         ...
 
-    def install(self, marks: Marks, failed: Callable[[str, BaseException], object]) -> None:
-        """Put in the always-on hooks: each registration call is stamped and logged; ``failed`` never raises."""
+    def install(self, log: Log, failed: Callable[[str, BaseException], object]) -> None:
+        """Put in the always-on hooks: one entry in ``log`` for a registration call; ``failed`` never raises."""
         ...
 
     def uninstall(self) -> None:
@@ -135,6 +92,20 @@ class PoolPort(Protocol):
 
     def stamp(self, pages: Iterable[Any], stamps: Words, mark: int) -> None:
         """Set ``stamps[id] = mark`` for each page."""
+        ...
+
+    def stamp_calls(
+        self, calls: Sequence[Registration], first: int, stamps: Words, special: Special, *, late: bool
+    ) -> Registered:
+        """Stamp the pages of registration calls, in their order: the one loop over pages that runs with nobody reading.
+
+        Args:
+            calls: The calls.
+            first: The stamp before that of the first call; each call has the next one.
+            stamps: Where pages are stamped, by id.
+            special: Takes over a move, and a call whose first page was computed before.
+            late: Whether there are calls of the second kind.
+        """
         ...
 
     def tokens(self, pages: Iterable[Any]) -> Words:

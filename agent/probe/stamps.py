@@ -12,11 +12,10 @@ belong to that output's step; pages of a finished load are there at once (design
 from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import compress
 from typing import TYPE_CHECKING, Any
 
 from ..feedformat import CALL_MASK, LATE_CALLS, LOADED_CALLS, STEP_SHIFT, UPDATE_CALLS
-from .port import PoolPort, Registration, Remember, pages_of
+from .port import PoolPort, Registered, Registration, Remember, Special, Words
 
 if TYPE_CHECKING:
     from .adapters import Adapters
@@ -39,6 +38,30 @@ NO_PARENT = bytes(8)
 GROUP_BYTES = 4
 
 
+def hashes_of(port: PoolPort, pages: Sequence[Any]) -> bytes:
+    """Return the hashes in the keys of some pages, which have one now, in a row."""
+    keys, width = port.keys(pages), port.key_bytes
+    return b"".join([keys[end - width : end - GROUP_BYTES] for end in range(width, len(keys) + 1, width)])
+
+
+def stamp_each(
+    port: PoolPort, calls: Sequence[Registration], first: int, stamps: Words, special: Special, *, late: bool
+) -> Registered:
+    """Do what :meth:`PoolPort.stamp_calls` does for a pool whose pages still have the keys of these calls."""
+    lengths: list[int] = []
+    hashes: list[bytes] = []
+    for mark, call in enumerate(calls, first + 1):
+        if call[0] is None or (late and call[4] + call[5] <= call[6]):
+            special(mark, call)
+            lengths.append(0)
+            continue
+        pages = call[2]
+        port.stamp(pages, stamps, mark)
+        hashes.append(hashes_of(port, pages))
+        lengths.append(len(hashes[-1]))
+    return lengths, [call[-1] for call in calls], b"".join(hashes)
+
+
 class Fresh:
     """Registrations since the last cut: pages and their runs. Filled while somebody follows the feed."""
 
@@ -53,29 +76,22 @@ class Fresh:
 
 
 class Stamps:
-    """One stamp a page, given by the hooks, and the log of registration calls for what is worked out of them later."""
+    """Fold the log of registration calls into one stamp a page."""
 
     def __init__(self, port: PoolPort) -> None:
         self._port = port
-        self.hash_bytes = port.key_bytes - GROUP_BYTES
-        """Bytes of a hash: a key without its group."""
         self.page_stamps = array("Q", bytes(8 * port.pages))
         self.log: deque[Registration] = deque(maxlen=LOG_LIMIT)
         self.taken = 0
         """Calls that were folded, since the start."""
-        self.mark = 0
-        """Stamp of the last registration of the current phase, or the one before its first."""
-        self.late: int | None = None
-        """Base of the stamps of pages that were computed before their registration; None: there are none now."""
         self.lost = False
         """Calls were dropped because nobody folded them: tables of readers are wrong."""
         self.dropped = False
         """Calls were dropped at some time: what is remembered of keys is not all of them."""
         self.fresh: Fresh | None = None
         """Where registrations go for the next cut; None while nobody follows. See :meth:`follow`."""
-        self.keep = False
-        self.folded: list[Registration] = []
-        """Folded calls of the current phase, for the commit fence."""
+        self.folded: list[tuple[int, Sequence[Registration]]] = []
+        """Folded calls of the current phase with the stamp before the first, for the commit fence."""
         self.remember: Remember | None = None
         """Where registered keys are remembered; None: nowhere."""
         self.adapters: Adapters | None = None
@@ -85,15 +101,26 @@ class Stamps:
         self.weights: list[int] = []
         """Stamps after which pages were computed with other weights than before."""
         self._step = 0
+        self._mark = 0  # of the last folded call of the current phase, or the one before its first
+        self._late: int | None = None
         self._loaded = 0
         self._saved = 0
-        self._special: dict[int, list[tuple[int, int, list[Any]]]] = {}
-        """Parts of the calls in the log that were not stamped as a whole, by the stamp of the call."""
+        self._parts_of: dict[int, list[tuple[int, int, list[Any]]]] = {}  # of the special calls of one fold
+
+    @property
+    def hash_bytes(self) -> int:
+        """Bytes of a hash: a key without its group."""
+        return self._port.key_bytes - GROUP_BYTES
+
+    @property
+    def mark(self) -> int:
+        """Stamp of the last registration of the current phase, folded or not, or the one before its first."""
+        return self._mark + len(self.log)
 
     def follow(self, fresh: Fresh | None) -> None:
         """Collect registrations for cuts from now on, or, with None, no longer."""
         self.fold()
-        self.fresh, self.keep = fresh, fresh is not None
+        self.fresh = fresh
 
     # ---------------------------------------------------------------- phases
 
@@ -103,68 +130,39 @@ class Stamps:
             self.fold()
         self.folded.clear()
         self._step = step
-        self.mark = step << STEP_SHIFT
-        self.late = (max(step - 1, 0) << STEP_SHIFT) + LATE_CALLS
+        self._mark = step << STEP_SHIFT
+        self._late = (max(step - 1, 0) << STEP_SHIFT) + LATE_CALLS
 
     def begin_update(self, step: int) -> None:
         """Registrations from now on belong to ``step``, whose output is being processed."""
         if self.log:
             self.fold()
-        if self.folded:
-            self.folded.clear()
-        self._saved = self.mark
-        self.mark = (step << STEP_SHIFT) + UPDATE_CALLS
-        self.late = None
+        self.enter_update(step)
+
+    def enter_update(self, step: int) -> None:
+        """What is in the log belongs to the update of ``step``, too."""
+        self.folded.clear()
+        self._saved = self._mark
+        self._mark = (step << STEP_SHIFT) + UPDATE_CALLS
+        self._late = None
 
     def end_update(self, step: int) -> None:
         """The output of ``step`` was processed: its pages are committed."""
         if self.log:
             self.fold()
         self.committed = max(self.committed, step)
-        self.mark = self._saved
-        self.late = (max(self._step - 1, 0) << STEP_SHIFT) + LATE_CALLS
+        self._mark = self._saved
+        self._late = (max(self._step - 1, 0) << STEP_SHIFT) + LATE_CALLS
 
     def note_weights_change(self, step: int) -> None:
         """Pages of calls after ``step`` are computed with new weights."""
         self.weights.append((step + 1) << STEP_SHIFT)
         del self.weights[:-WEIGHTS_LIMIT]
 
-    # ------------------------------------------------------------ registrations
-
-    def note(
-        self,
-        name: str | None,
-        request: Any,
-        pages: Sequence[Any],
-        mask: Sequence[bool] | None,
-        start: int,
-        size: int,
-        computed: int,
-        status: Any,
-        group: int,
-        hashes: bytes,
-    ) -> None:
-        """Stamp the pages of one registration call and log it; a hook may do the same by itself where it is plain."""
-        self.mark = mark = self.mark + 1
-        entry = (mark, name, request, pages, None, mask, start, size, computed, status, group, hashes)
-        if name is None:
-            source, target = self._port.ids(pages)
-            self.page_stamps[target] = self.page_stamps[source]
-        elif self.late is not None and start + size <= computed:
-            parts = self._special[mark] = list(self._parts(entry))
-            for part_mark, _, part in parts:
-                self._port.stamp(part, self.page_stamps, part_mark)
-        else:
-            self._port.stamp(pages if mask is None else compress(pages, mask), self.page_stamps, mark)
-        self.log.append(entry)
-
-    def registered_since(self, mark: int) -> frozenset[int]:
-        """Return the pages that were registered in this phase after the call with this stamp, whatever their own is."""
-        port, calls = self._port, [call for call in (*self.folded, *self.log) if call[0] > mark]
-        return frozenset(page for call in calls for page in port.ids(pages_of(call)))
+    # ------------------------------------------------------------------ fold
 
     def fold(self) -> None:
-        """Work out of the log what is needed of it: keys to remember, rows of the next cut, owners of pages."""
+        """Give every page in the log its stamp, in the order of the calls."""
         log = self.log
         if not log:
             return
@@ -173,75 +171,84 @@ class Stamps:
         self.taken += len(entries)
         if len(entries) == LOG_LIMIT:
             self.lost = self.dropped = True
-        self.folded += entries
-        if self.remember is not None:
-            marks, *_, groups, hashes = zip(*entries, strict=True)
-            self.remember(marks, tuple(map(len, hashes)), groups, b"".join(hashes))
+        first, late = self._mark, self._late is not None
+        self._mark += len(entries)
+        self.folded.append((first, entries))
+        lengths, groups, hashes = self._port.stamp_calls(entries, first, self.page_stamps, self._special, late=late)
+        if self.remember is not None and hashes:
+            self.remember(range(first + 1, self._mark + 1), lengths, groups, hashes)
         if self.fresh is not None:
-            self._note_runs(entries, self.fresh)
-        if self._special:
-            self._special.clear()
+            self._note_runs(first, entries, self.fresh)
+        if self._parts_of:
+            self._parts_of.clear()
         if self.adapters is not None:
             self.adapters.note(entries, self.page_stamps)
 
-    def _note_runs(self, entries: Sequence[Registration], fresh: Fresh) -> None:
-        """Note for the next cut what was registered."""
+    def registered_since(self, mark: int) -> frozenset[int]:
+        """Return the pages that were registered in this phase after the call with this stamp, whatever their own is."""
+        self.fold()
+        later = [call for first, calls in self.folded for number, call in enumerate(calls, first + 1) if number > mark]
+        return frozenset(page for call in later for page in self._port.ids(call[2]))
+
+    def _special(self, mark: int, entry: Registration) -> None:
+        """Stamp the pages of a move, or of a call some of whose pages were computed before."""
+        if entry[0] is None:
+            source, target = self._port.ids(entry[2])
+            self.page_stamps[target] = self.page_stamps[source]
+            return
+        parts = self._parts_of[mark] = list(self._parts(mark, entry))
+        for part_mark, _, pages in parts:
+            self._port.stamp(pages, self.page_stamps, part_mark)
+            if self.remember is not None:
+                hashes = hashes_of(self._port, pages)
+                self.remember((mark,), (len(hashes),), (entry[-1],), hashes)
+
+    def _note_runs(self, first: int, entries: Sequence[Registration], fresh: Fresh) -> None:
+        """Note for the next cut what has just been stamped."""
         if len(fresh.pages) > EVENT_LIMIT:  # nobody cuts
             fresh.clear()
             self.lost = True
-        parent, special = self._port.parent, self._special
+        parent, parts_of = self._port.parent, self._parts_of
         pages, runs = fresh.pages, fresh.runs
-        for entry in entries:
-            mark, name, request, seen, _, mask, start, size, computed, _, _, _ = entry
+        for mark, entry in enumerate(entries, first + 1):
+            name, request, seen, places, start, size, computed, _, _ = entry
             if name is None:
                 pages.append(seen[1])
                 runs.append((self.page_stamps[self._port.ids(seen[1:])[0]], NO_PARENT, 1))
-            elif len(seen) == 1 and mask is None and start + size > computed:
+            elif len(seen) == 1 and places is None and start + size > computed:
                 pages.append(seen[0])
                 runs.append((mark, parent(request, start), 1))
             else:
-                for part_mark, tokens, part in special.get(mark) or self._parts(entry):
+                for part_mark, tokens, part in parts_of.get(mark) or self._parts(mark, entry):
                     pages += part
                     runs.append((part_mark, parent(request, tokens), len(part)))
 
-    def _parts(self, entry: Registration) -> Iterable[tuple[int, int, list[Any]]]:
+    def _parts(self, stamp: int, entry: Registration) -> Iterable[tuple[int, int, list[Any]]]:
         """Cut one call where the stamp changes and where its chain has gaps.
 
         Yields:
             Stamp, tokens before the first page, pages.
         """
-        stamp, _, _, seen, _, mask, start, size, computed, status, _, _ = entry
-        pages = list(seen)
-        wanted = [True] * len(pages) if mask is None else list(mask)
-        late = 0
-        mark = stamp
-        if self.late is not None and start + size <= computed:
-            late = min(max((computed - start) // size, 0), len(pages))
-            mark = self._late_stamp(stamp, status)
-        for begin, end, part_stamp in ((0, late, mark), (late, len(pages), stamp)):
-            for low, high in self._spans(pages, wanted, begin, end):
-                yield part_stamp, start + low * size, pages[low:high]
+        _, _, pages, places, start, size, computed, status, _ = entry
+        null = self._port.null_page
+        held = zip(range(len(pages)) if places is None else places, self._port.ids(pages), pages, strict=True)
+        late, mark = 0, stamp
+        if self._late is not None and start + size <= computed:
+            late, mark = (computed - start) // size, self._late_stamp(stamp, status)
+        part: list[Any] = []
+        begin = end = 0
+        for place, page_id, page in held:
+            if part and (place != end or place == late or page_id == null):
+                yield mark if begin < late else stamp, start + begin * size, part
+                part = []
+            if page_id != null:
+                begin, end = begin if part else place, place + 1
+                part.append(page)
+        if part:
+            yield mark if begin < late else stamp, start + begin * size, part
 
     def _late_stamp(self, stamp: int, status: Any) -> int:
         if self._port.loaded(status):
             self._loaded = (self._loaded + 1) & CALL_MASK
             return (self.committed << STEP_SHIFT) + LOADED_CALLS + self._loaded
-        return (self.late or 0) + (stamp & CALL_MASK)
-
-    def _spans(self, pages: list[Any], wanted: list[bool], begin: int, end: int) -> Iterable[tuple[int, int]]:
-        null = self._port.null_page
-        if null is not None:
-            ids = self._port.ids(pages)
-            if null in ids:
-                wanted = [want and page != null for want, page in zip(wanted, ids, strict=True)]
-        position = begin
-        while True:
-            try:
-                low = wanted.index(True, position, end)
-            except ValueError:
-                return
-            try:
-                position = wanted.index(False, low, end)
-            except ValueError:
-                position = end
-            yield low, position
+        return (self._late or 0) + (stamp & CALL_MASK)

@@ -5,12 +5,13 @@ It keeps what an engine would (keys, counts, a free list as a set) and tells the
 
 import random
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import compress, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from agent.probe.port import Events, Marks
+from agent.probe.port import Events, Log, Registered, Registration, Special
+from agent.probe.stamps import stamp_each
 
 if TYPE_CHECKING:
     Words = array[int]
@@ -60,7 +61,7 @@ class FakePool:
         self.extra_keys: dict[int, list[bytes]] = {}
         self.requests_by_name: dict[str, FakeRequest] = {}
         self.refusal = refusal
-        self.marks: Marks | None = None
+        self.log: Log | None = None
         self.events: Events | None = None
         self.references_followed = False
         self._rng = random.Random(pages)
@@ -93,11 +94,14 @@ class FakePool:
                 page = request.table[index]
                 page.key = request.hashes[index] + group.to_bytes(4, "big")
                 page.tokens = (index + 1) * self.block
-        if self.marks is not None:
-            pages, known = request.table[first:last], request.hashes[first:last]
-            hashes = b"".join(known if mask is None else compress(known, mask))
+        if self.log is not None:
+            pages, places = request.table[first:last], None
+            if mask is not None:
+                places = [place for place, wanted in enumerate(mask) if wanted]
+                pages = [pages[place] for place in places]
             start, computed, status = first * self.block, request.computed, request.status
-            self.marks.note(request.name, request, pages, mask, start, self.block, computed, status, group, hashes)
+            name, size = request.name, self.block
+            self.log((name, request, pages, places, start, size, computed, status, group))
 
     def register_more(self, page: Page, key: bytes) -> None:
         """Give a page a secondary key."""
@@ -137,14 +141,14 @@ class FakePool:
         """Return the planned refusal."""
         return self.refusal
 
-    def install(self, marks: Marks, failed: Callable[[str, BaseException], object]) -> None:
+    def install(self, log: Log, failed: Callable[[str, BaseException], object]) -> None:
         """Remember where registrations go."""
         del failed
-        self.marks = marks
+        self.log = log
 
     def uninstall(self) -> None:
         """Forget everybody."""
-        self.marks = None
+        self.log = None
         self.unfollow()
 
     def follow(self, events: Events, *, references: bool) -> None:
@@ -169,6 +173,12 @@ class FakePool:
         """Stamp pages."""
         for page in pages:
             stamps[page.number] = mark
+
+    def stamp_calls(
+        self, calls: Sequence[Registration], first: int, stamps: Words, special: Special, *, late: bool
+    ) -> Registered:
+        """Stamp the pages of registration calls."""
+        return stamp_each(self, calls, first, stamps, special, late=late)
 
     def tokens(self, pages: Iterable[Any]) -> Words:
         """Return positions."""

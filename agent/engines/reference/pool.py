@@ -5,11 +5,12 @@ Uninstalling restores the instance exactly. Used by ``agent.probe`` on the engin
 """
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ...probe.patches import Patches
-from ...probe.port import Events, Marks, Words
+from ...probe.port import Events, Log, Registered, Registration, Special, Words
+from ...probe.stamps import stamp_each
 
 SLOT_ERRORS = (AttributeError, TypeError, LookupError, ValueError, RuntimeError, MemoryError)
 """All that reading an attribute and extending a list can raise."""
@@ -50,7 +51,7 @@ class ReferencePool:
         missing = [name for name in (*HOOKED, *COLUMNS) if not hasattr(self._pages, name)]
         return f"this allocator has no {', '.join(missing)}" if missing else None
 
-    def install(self, marks: Marks, failed: Callable[[str, BaseException], object]) -> None:
+    def install(self, log: Log, failed: Callable[[str, BaseException], object]) -> None:
         """Put in the always-on hook: one entry for each registered page."""
         self._failed = failed
         original, pages, block = self._pages.register, self._pages, self._block
@@ -64,7 +65,7 @@ class ReferencePool:
                 if owner is not None and owner.status != LOADING:
                     name, status, computed = owner.id, owner.status, owner.computed
                 # What a tier brought is there at once, whatever its request had computed by then.
-                marks.note(name, owner, (page,), None, tokens - size, size, computed, status, group, bytes(key))
+                log((name, owner, (page,), None, tokens - size, size, computed, status, group))
             except SLOT_ERRORS as error:
                 failed("register", error)
             return result
@@ -119,6 +120,12 @@ class ReferencePool:
         """Stamp pages, which are their own numbers here."""
         for page in pages:
             stamps[page] = mark
+
+    def stamp_calls(
+        self, calls: Sequence[Registration], first: int, stamps: Words, special: Special, *, late: bool
+    ) -> Registered:
+        """Stamp the pages of registration calls."""
+        return stamp_each(self, calls, first, stamps, special, late=late)
 
     def tokens(self, pages: Iterable[Any]) -> Words:
         """Return positions, 0 for a page without a key."""

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from ...probe.port import Events, Marks
+from ...probe.port import Events, Log
 from .following import SLOT_ERRORS, Failed
 
 PARAMETERS = ("request", "block", "num_tokens", "kv_cache_group_id", "block_size", "replace_existing_hashes")
@@ -20,12 +20,12 @@ class PartialHooks:
 
     Args:
         pool: The engine's ``BlockPool``.
-        marks: Takes registrations.
+        log: Takes registrations.
         failed: Told of errors of ours.
     """
 
-    def __init__(self, pool: Any, marks: Marks, failed: Failed) -> None:
-        self._pool, self._marks, self._failed = pool, marks, failed
+    def __init__(self, pool: Any, log: Log, failed: Failed) -> None:
+        self._pool, self._log, self._failed = pool, log, failed
         self._original = pool.cache_partial_block
         self._known = tuple(inspect.signature(self._original).parameters) == PARAMETERS
         self.always = self._plain() if self._known else self._of_another_version()
@@ -91,11 +91,10 @@ class PartialHooks:
 
     def _note(self, request: Any, block: Any, num_tokens: int, group: int, block_size: int) -> None:
         try:
-            start, unit = (num_tokens - 1) // block_size * block_size, self._pool.hash_block_size
+            start = (num_tokens - 1) // block_size * block_size
             computed, status, name = request.num_computed_tokens, request.status, request.request_id
-            known = request.block_hashes[num_tokens // unit - 1]
             size = num_tokens - start
-            self._marks.note(name, request, (block,), None, start, size, computed, status, group, known)
+            self._log((name, request, (block,), None, start, size, computed, status, group))
         except SLOT_ERRORS as error:
             self._failed("cache_partial_block", error)
 

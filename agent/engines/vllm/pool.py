@@ -1,8 +1,8 @@
 """vLLM's block pool as the feed sees it: hooks on one pool, and columns over its block objects.
 
-Invariant: hooks live in the instance, call the original first, then stamp the pages and store references in lists; what
-could go wrong there is caught and turns the feed off. Uninstalling restores the instance exactly. Used by
-``agent.probe`` on the engine's thread. Works with vLLM 0.28-0.33; what a version lacks is not hooked.
+Invariant: hooks live in the instance, call the original first, then store references in lists; what could go wrong
+there is caught and turns the feed off. Uninstalling restores the instance exactly. Used by ``agent.probe`` on the
+engine's thread. Works with vLLM 0.28-0.33; what a version lacks is not hooked.
 
 The map of keys is replaced by a reset: it is resolved at each use and never kept.
 """
@@ -14,7 +14,7 @@ from itertools import compress
 from typing import Any
 
 from ...probe.patches import Patches
-from ...probe.port import Events, Marks, Words
+from ...probe.port import Events, Log, Registered, Registration, Special, Words
 from .completeness import Completeness
 from .following import SLOT_ERRORS, follow_content, follow_references
 from .partial import PartialHooks
@@ -42,6 +42,7 @@ MASK = "block_mask"
 """Its last parameter in 0.28-0.33: which of the blocks are registered."""
 
 PARENT_BYTES = 8
+GROUP_BYTES = 4
 NO_PARENT = bytes(PARENT_BYTES)
 LOADING = "WAITING_FOR_REMOTE_KVS"
 
@@ -92,19 +93,19 @@ class VllmPool:
             return "groups of this engine have pools of their own"
         return Completeness.of(pool, (*self._managers, *self._owners)).reason
 
-    def install(self, marks: Marks, failed: Callable[[str, BaseException], object]) -> None:
+    def install(self, log: Log, failed: Callable[[str, BaseException], object]) -> None:
         """Put in the always-on hooks."""
         self._failed = failed
         pool = self._pool
         full = pool.cache_full_blocks
         known = (*HOOKED_PARAMETERS["cache_full_blocks"], MASK)
         make = self._full_hook if tuple(inspect.signature(full).parameters) == known else self._other_hook
-        self._always.set(pool, "cache_full_blocks", make(full, marks, failed))
+        self._always.set(pool, "cache_full_blocks", make(full, log, failed))
         if hasattr(pool, "cache_partial_block"):
-            self._partial = PartialHooks(pool, marks, failed)
+            self._partial = PartialHooks(pool, log, failed)
             self._always.set(pool, "cache_partial_block", self._partial.always)
         if hasattr(pool, "move_block_hashes"):
-            self._always.set(pool, "move_block_hashes", self._move_hook(pool.move_block_hashes, marks, failed))
+            self._always.set(pool, "move_block_hashes", self._move_hook(pool.move_block_hashes, log, failed))
 
     def uninstall(self) -> None:
         """Take out every hook and restore what was there before."""
@@ -113,12 +114,8 @@ class VllmPool:
         self._partial = None
 
     def _full_hook(
-        self, original: Callable[..., Any], marks: Marks, failed: Callable[[str, BaseException], object]
+        self, original: Callable[..., Any], log: Log, failed: Callable[[str, BaseException], object]
     ) -> Callable[..., Any]:
-        log, stamps, null, unit = marks.log.append, marks.page_stamps, self.null_page, self._pool.hash_block_size
-        null_stamp, null_at = (array("Q", [0]), 0) if null is None else (stamps, null)
-        odd, several = self._odd_call(marks), _stamping(stamps)
-
         def cache_full_blocks(
             request: Any,
             blocks: Any,
@@ -132,26 +129,14 @@ class VllmPool:
             result = original(request, blocks, first, last, size, group, block_mask)
             if first < last:
                 try:
-                    # As Marks.note does, in this frame: the pages are in the caches now, a moment later they are not.
                     start, computed = first * size, request.num_computed_tokens
-                    if start + size <= computed and marks.late is not None:
-                        odd(request, blocks[first:last], block_mask, start, size, group)
-                        return result
-                    marks.mark = mark = marks.mark + 1
-                    pages, width = blocks[first:last], size // unit
-                    if last - first == 1 and block_mask is None:
-                        stamps[pages[0].block_id] = mark
-                        keys = request.block_hashes[last * width - 1]
+                    status = request.status if start + size <= computed else None
+                    places = None
+                    if block_mask is None:
+                        pages = blocks[first:last]
                     else:
-                        hashes = request.block_hashes[(first + 1) * width - 1 : last * width : width]
-                        keys = several(mark, pages, block_mask, hashes)
-                    if null_stamp[null_at] == mark:  # null pages were among them
-                        marks.mark = mark - 1
-                        odd(request, pages, block_mask, start, size, group)
-                        return result
-                    seen, end = (pages, None) if marks.keep else (blocks, last)
-                    name = request.request_id
-                    log((mark, name, request, seen, end, block_mask, start, size, computed, None, group, keys))
+                        pages, places = _masked(blocks, first, block_mask)
+                    log((request.request_id, request, pages, places, start, size, computed, status, group))
                 except SLOT_ERRORS as error:
                     failed("cache_full_blocks", error)
             return result
@@ -159,10 +144,9 @@ class VllmPool:
         return cache_full_blocks
 
     def _other_hook(
-        self, original: Callable[..., Any], marks: Marks, failed: Callable[[str, BaseException], object]
+        self, original: Callable[..., Any], log: Log, failed: Callable[[str, BaseException], object]
     ) -> Callable[..., Any]:
         """Serve versions that have no mask, or more parameters than we know."""
-        odd = self._odd_call(marks)
         seventh = tuple(inspect.signature(original).parameters)[6:7] == (MASK,)
 
         def cache_full_blocks(
@@ -180,36 +164,22 @@ class VllmPool:
             if first < last:
                 try:
                     mask = rest[0] if rest and seventh else more.get(MASK)
-                    odd(request, blocks[first:last], mask, first * size, size, group)
+                    pages, places = _masked(blocks, first, [True] * (last - first) if mask is None else mask)
+                    computed, status, name = request.num_computed_tokens, request.status, request.request_id
+                    log((name, request, pages, places, first * size, size, computed, status, group))
                 except SLOT_ERRORS as error:
                     failed("cache_full_blocks", error)
             return result
 
         return cache_full_blocks
 
-    def _odd_call(self, marks: Marks) -> Callable[..., None]:
-        """Return what notes a call with null pages, or with pages that were computed before."""
-        unit = self._pool.hash_block_size
-
-        def odd(request: Any, pages: Any, mask: Any, start: int, size: int, group: int) -> None:
-            wanted = [not page.is_null for page in pages]
-            if mask is not None:
-                wanted = [want and bool(one) for want, one in zip(wanted, mask, strict=True)]
-            width = size // unit
-            begin = start // unit + width - 1
-            known = compress(request.block_hashes[begin : begin + len(pages) * width : width], wanted)
-            computed, status, name = request.num_computed_tokens, request.status, request.request_id
-            marks.note(name, request, pages, wanted, start, size, computed, status, group, b"".join(known))
-
-        return odd
-
     def _move_hook(
-        self, original: Callable[..., Any], marks: Marks, failed: Callable[[str, BaseException], object]
+        self, original: Callable[..., Any], log: Log, failed: Callable[[str, BaseException], object]
     ) -> Callable[..., Any]:
         def move_block_hashes(src_block: Any, dst_block: Any) -> Any:
             result = original(src_block, dst_block)
             try:
-                marks.note(None, None, (src_block, dst_block), None, 0, 0, 0, None, 0, b"")
+                log((None, None, (src_block, dst_block), None, 0, 0, 0, None, 0))
             except SLOT_ERRORS as error:
                 failed("move_block_hashes", error)
             return result
@@ -249,6 +219,38 @@ class VllmPool:
         """Stamp pages."""
         for page in pages:
             stamps[page.block_id] = mark
+
+    def stamp_calls(
+        self, calls: Sequence[Registration], first: int, stamps: Words, special: Special, *, late: bool
+    ) -> Registered:
+        """Stamp the pages of registration calls; their hashes stand in the requests, so keys are not read.
+
+        The hash of a page is the request's chained hash at its end; 0.28-0.33 make its key from that and the group. A
+        plain attribute in a plain loop is what the interpreter specialises on: 28 ns a page in the caches.
+        """
+        unit, null, width = self._pool.hash_block_size, self.null_page, self.key_bytes - GROUP_BYTES
+        counts: list[int] = []
+        hashes: list[bytes] = []
+        for mark, call in enumerate(calls, first + 1):
+            name, request, pages, places, start, size, computed, _, _ = call
+            if name is None or (late and start + size <= computed):
+                special(mark, call)
+                counts.append(0)
+                continue
+            for page in pages:
+                stamps[page.block_id] = mark
+            step = size // unit
+            begin = start // unit + step - 1
+            if places is None:
+                known = request.block_hashes[begin : begin + len(pages) * step : step]
+            else:
+                known = [request.block_hashes[begin + place * step] for place in places]
+            if null is not None and stamps[null] == mark:
+                stamps[null] = 0
+                known = [one for one, page in zip(known, pages, strict=False) if page.block_id != null]
+            hashes += known
+            counts.append(len(known))
+        return [count * width for count in counts], [call[-1] for call in calls], b"".join(hashes)
 
     def tokens(self, pages: Iterable[Any]) -> Words:
         """Return positions, 0 for a block without a key."""
@@ -320,22 +322,10 @@ class VllmPool:
             )
 
 
-def _stamping(stamps: Words) -> Callable[[int, list[Any], Any, list[bytes]], bytes]:
-    """Return what stamps the pages of one call and joins their hashes.
-
-    A plain attribute in a plain loop is what the interpreter specialises on: 28 ns a page.
-    """
-
-    def several(mark: int, pages: list[Any], mask: Any, hashes: list[bytes]) -> bytes:
-        if mask is None:
-            for page in pages:
-                stamps[page.block_id] = mark
-            return b"".join(hashes)
-        for page in compress(pages, mask):
-            stamps[page.block_id] = mark
-        return b"".join(compress(hashes, mask))
-
-    return several
+def _masked(blocks: Sequence[Any], first: int, mask: Sequence[bool]) -> tuple[list[Any], list[int]]:
+    """Return the registered blocks of a call and their places; most masks leave nearly everything out."""
+    places = list(compress(range(len(mask)), mask))
+    return [blocks[first + place] for place in places], places
 
 
 def _key_bytes(pool: Any) -> int:

@@ -86,28 +86,22 @@ def _marks(probe: Any) -> Any:
 
 def _hook_updates(probe: Any, patches: Patches, scheduler: Any) -> None:
     guard, feed, outputs, log = probe.guard, probe.feed, probe.outputs, _log(probe)
+    stamps, call = _marks(probe), guard.call
     update = scheduler.update_from_output
-    call, quiet = guard.call, guard.quiet
 
     def update_from_output(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        # Like Probe.begin_update and Probe.end_update, in the fewest frames for an update that registers nothing.
+        # Like Probe.begin_update and Probe.end_update, without a frame for an update that registers nothing.
         if not guard.on:
             return update(scheduler_output, *args, **kwargs)
-        if probe.unsettled:
-            call(probe.dispatched)
+        if log or probe.unsettled:
+            call(probe.begin_update, scheduler_output)
+        result = update(scheduler_output, *args, **kwargs)
         step = outputs.pop(id(scheduler_output), None)
-        if step is None or feed is None:
-            return update(scheduler_output, *args, **kwargs)
-        (call if log else quiet)(feed.stamps.begin_update, step)
-        try:
-            result = update(scheduler_output, *args, **kwargs)
-        except BaseException:
-            probe.ahead = -1  # what the next schedule call registers must not count as part of this update
-            raise
-        if log:
-            call(feed.after_update, step)
-        else:
-            quiet(feed.stamps.end_update, step)
+        if step is not None and feed is not None:
+            if log:
+                call(feed.updated, step)
+            elif step > stamps.committed:
+                stamps.committed = step
         return result
 
     patches.set(scheduler, "update_from_output", update_from_output)
