@@ -160,8 +160,11 @@ def _hook_admissions(probe: Any, patches: Patches, manager: Any, noted: "Noted")
     def record_prefix_cache_stats(request: Any, num_hits: int, *args: Any, **kwargs: Any) -> Any:
         if guard.on:
             events.append((request, num_hits, None))
-            if num_hits and found[0] is not None:
-                quiet(bind, request, num_hits)
+            if num_hits:
+                if found[0] is not None:
+                    quiet(bind, request, num_hits)
+            else:
+                found[0] = None
             if held:
                 call(settle)
         return record(request, num_hits, *args, **kwargs)
