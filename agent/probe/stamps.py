@@ -230,11 +230,14 @@ class Stamps:
             Stamp, tokens before the first page, pages.
         """
         _, _, pages, places, start, size, computed, status, _ = entry
-        null = self._port.null_page
-        held = zip(range(len(pages)) if places is None else places, self._port.ids(pages), pages, strict=True)
+        null, ids = self._port.null_page, self._port.ids(pages)
         late, mark = 0, stamp
         if self._late is not None and start + size <= computed:
             late, mark = (computed - start) // size, self._late_stamp(stamp, status)
+        if places is None and not late and null not in ids:
+            yield stamp, start, list(pages)
+            return
+        held = zip(range(len(ids)) if places is None else places, ids, pages, strict=True)
         part: list[Any] = []
         begin = end = 0
         for place, page_id, page in held:
