@@ -153,6 +153,63 @@ def test_a_table_that_cannot_be_told_any_more_is_unknown() -> None:
     assert (keyed(reader), reader.audits, reader.failed_audits) == (3, 1, 0)
 
 
+def test_a_page_of_an_update_that_is_lost_after_a_look_up_is_not_taken_for_what_it_is_now() -> None:
+    """Registered while results were processed, not cut yet, gone in the next schedule call: that table is unknown."""
+    pool, feed, reader = joined()
+    recorder = recorder_of(feed)
+    request = pool.request("one", 2)
+    feed.before_schedule(1)
+    feed.dispatched(1, {"one"})
+    pool.register(request, 0, 2)
+    feed.updated(1)
+    point = feed.point()
+    pool.evict(request.table[:1])
+    recorder.saw(point)
+    assert not decided(recorder, "changed since")
+    feed.dispatched(2, {"one"})
+    feed.audit()
+    reader.poll()
+    assert (keyed(reader), reader.audits, reader.failed_audits) == (1, 1, 0)
+
+
+def test_a_fold_that_fails_is_done_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of ours in the middle loses no registration: stamps are those of the call, and readers get every row."""
+    pool, feed, reader = joined()
+    request = pool.request("one", 3)
+    feed.before_schedule(4)
+    pool.register(request, 0, 3)
+    stamp = pool.stamp
+
+    def fail(*_args: Any) -> None:
+        monkeypatch.setattr(pool, "stamp", stamp)
+        raise MemoryError
+
+    monkeypatch.setattr(pool, "stamp", fail)
+    with pytest.raises(MemoryError):
+        feed.dispatched(4, {"one"})
+    feed.before_schedule(5)
+    feed.dispatched(5, {"one"})
+    assert {feed.stamp_of(page.number) for page in request.table} == {(4 << 20) + 1}
+    feed.audit()
+    reader.poll()
+    assert (keyed(reader), reader.audits, reader.failed_audits) == (3, 1, 0)
+
+
+def test_keys_of_pages_that_are_lost_before_the_fold_are_remembered() -> None:
+    """Also of a call whose pages were computed before: what is remembered is what was registered, not what is left."""
+    pool, feed, _ = joined()
+    heard: list[tuple[Any, ...]] = []
+    feed.stamps.remember = lambda *columns: heard.append(columns)
+    late, plain = pool.request("late", 2), pool.request("plain", 2)
+    late.computed = 2 * pool.block
+    feed.before_schedule(3)
+    for request in (late, plain):
+        pool.register(request, 0, 2)
+        pool.evict(request.table[1:])
+    feed.stamps.fold()
+    assert {hashes for *_, hashes in heard} == {b"".join(late.hashes), b"".join(plain.hashes)}
+
+
 def move(pool: FakePool, source: Page, target: Page) -> None:
     """Give a page's key to another page, as a copy on write does."""
     target.key, target.tokens = source.key, source.tokens

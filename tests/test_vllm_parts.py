@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from agent.engines.vllm import admission, offload, steps
 from agent.probe.counters import Counters
 from agent.probe.decisions import Recorder
@@ -29,6 +31,8 @@ class Manager:
 class Request:
     """Something that can be watched."""
 
+    request_id: str
+
 
 def test_a_probe_that_is_switched_off_holds_no_request() -> None:
     """Look-ups that were noted and not settled yet are let go with the hooks."""
@@ -44,6 +48,48 @@ def test_a_probe_that_is_switched_off_holds_no_request() -> None:
     guard.open("switched off")
     gc.collect()
     assert gone() is None
+
+
+def test_a_look_up_that_comes_to_nothing_is_let_go_with_its_step() -> None:
+    """A request that was looked up, not admitted and aborted is not kept alive by an engine that then idles."""
+    manager = Manager()
+    probe = SimpleNamespace(
+        recorder=Recorder(Options(), Counters()), guard=Guard(), before_shadow=None, unsettled=False, feed=None
+    )
+    adapter = SimpleNamespace(quarantine=SimpleNamespace(held={}), bound=None)
+    steps._hook_lookups(adapter, probe, Patches(), manager)
+    request = Request()
+    request.request_id = "one"
+    gone = weakref.ref(request)
+    manager.get_computed_blocks(request)
+    probe.before_shadow()
+    del request
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize(("work", "sent"), [(False, 1), (True, 0)])
+def test_a_rank_that_only_steps_along_serves_its_readers(work: bool, sent: int) -> None:
+    """Without requests there is no batch and no shadow, and it is not idle while others run: readers get a part."""
+    told: list[str] = []
+    engine = SimpleNamespace(
+        _handle_client_request=lambda *_: None,
+        post_step=lambda *_: None,
+        scheduler=SimpleNamespace(has_requests=lambda: work),
+    )
+    probe = SimpleNamespace(
+        guard=Guard(),
+        safe_point=SimpleNamespace(jobs=[], idle_work=print),
+        feed=SimpleNamespace(shadow=lambda: told.append("shadow")),
+        between_steps=lambda *, idle: told.append(f"idle {idle}"),
+    )
+    adapter = SimpleNamespace(core=engine, idle=lambda: False)
+    steps._hook_safe_points(adapter, probe, Patches(), served=True)
+    engine.post_step(None)
+    assert told == ["idle False", *["shadow"] * sent]
+    probe.safe_point.idle_work = None
+    engine.post_step(None)
+    assert len(told) == 1 + sent
 
 
 def test_the_newest_entries_of_a_large_tier_are_found_without_copying_it() -> None:

@@ -76,7 +76,8 @@ class Points:
             return
         earlier = [list(events)[:count] for events, count in zip(lists, counts, strict=True)]
         # A page that was only cleared until then had no key, whatever came later; the others are read as they are now.
-        if self._ids([(), *earlier[1:]]) & self._ids(later):
+        fresh = () if stamps.fresh is None else stamps.fresh.pages
+        if self._ids([fresh, *earlier[1:]]) & self._ids(later):
             yield False
             return
         for events, part in zip(lists, earlier, strict=True):

@@ -108,6 +108,10 @@ class PoolPort(Protocol):
         """
         ...
 
+    def hashes(self, call: Registration) -> list[bytes]:
+        """Return the chained hash that each page of a call was registered under, whatever became of the page since."""
+        ...
+
     def tokens(self, pages: Iterable[Any]) -> Words:
         """Return positions as u32, 0 for a page without a key."""
         ...

@@ -38,16 +38,10 @@ NO_PARENT = bytes(8)
 GROUP_BYTES = 4
 
 
-def hashes_of(port: PoolPort, pages: Sequence[Any]) -> bytes:
-    """Return the hashes in the keys of some pages, which have one now, in a row."""
-    keys, width = port.keys(pages), port.key_bytes
-    return b"".join([keys[end - width : end - GROUP_BYTES] for end in range(width, len(keys) + 1, width)])
-
-
 def stamp_each(
     port: PoolPort, calls: Sequence[Registration], first: int, stamps: Words, special: Special, *, late: bool
 ) -> Registered:
-    """Do what :meth:`PoolPort.stamp_calls` does for a pool whose pages still have the keys of these calls."""
+    """Do what :meth:`PoolPort.stamp_calls` does, call by call."""
     lengths: list[int] = []
     hashes: list[bytes] = []
     for mark, call in enumerate(calls, first + 1):
@@ -57,7 +51,7 @@ def stamp_each(
             continue
         pages = call[2]
         port.stamp(pages, stamps, mark)
-        hashes.append(hashes_of(port, pages))
+        hashes.append(b"".join(port.hashes(call)))
         lengths.append(len(hashes[-1]))
     return lengths, [call[-1] for call in calls], b"".join(hashes)
 
@@ -162,27 +156,30 @@ class Stamps:
     # ------------------------------------------------------------------ fold
 
     def fold(self) -> None:
-        """Give every page in the log its stamp, in the order of the calls."""
+        """Give every page in the log its stamp, in the order of the calls.
+
+        The log is emptied at the end: what fails here is done again, in the same phase, at the next fold.
+        """
         log = self.log
         if not log:
             return
         entries = list(log)
-        log.clear()
-        self.taken += len(entries)
-        if len(entries) == LOG_LIMIT:
-            self.lost = self.dropped = True
         first, late = self._mark, self._late is not None
-        self._mark += len(entries)
-        self.folded.append((first, entries))
         lengths, groups, hashes = self._port.stamp_calls(entries, first, self.page_stamps, self._special, late=late)
         if self.remember is not None and hashes:
-            self.remember(range(first + 1, self._mark + 1), lengths, groups, hashes)
+            self.remember(range(first + 1, first + 1 + len(entries)), lengths, groups, hashes)
         if self.fresh is not None:
             self._note_runs(first, entries, self.fresh)
         if self._parts_of:
             self._parts_of.clear()
         if self.adapters is not None:
             self.adapters.note(entries, self.page_stamps)
+        if len(entries) == LOG_LIMIT:
+            self.lost = self.dropped = True
+        self._mark += len(entries)
+        self.folded.append((first, entries))
+        self.taken += len(entries)
+        log.clear()
 
     def registered_since(self, mark: int) -> frozenset[int]:
         """Return the pages that were registered in this phase after the call with this stamp, whatever their own is."""
@@ -196,12 +193,14 @@ class Stamps:
             source, target = self._port.ids(entry[2])
             self.page_stamps[target] = self.page_stamps[source]
             return
+        port = self._port
         parts = self._parts_of[mark] = list(self._parts(mark, entry))
         for part_mark, _, pages in parts:
-            self._port.stamp(pages, self.page_stamps, part_mark)
-            if self.remember is not None:
-                hashes = hashes_of(self._port, pages)
-                self.remember((mark,), (len(hashes),), (entry[-1],), hashes)
+            port.stamp(pages, self.page_stamps, part_mark)
+        if self.remember is not None and parts:
+            named = zip(port.hashes(entry), port.ids(entry[2]), strict=True)
+            hashes = b"".join([known for known, page in named if page != port.null_page])
+            self.remember((mark,), (len(hashes),), (entry[-1],), hashes)
 
     def _note_runs(self, first: int, entries: Sequence[Registration], fresh: Fresh) -> None:
         """Note for the next cut what has just been stamped."""

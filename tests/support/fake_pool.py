@@ -180,6 +180,12 @@ class FakePool:
         """Stamp the pages of registration calls."""
         return stamp_each(self, calls, first, stamps, special, late=late)
 
+    def hashes(self, call: Registration) -> list[bytes]:
+        """Return the hash of each page of a call."""
+        _, request, pages, places, start, *_ = call
+        first = start // self.block
+        return [request.hashes[first + place] for place in (range(len(pages)) if places is None else places)]
+
     def tokens(self, pages: Iterable[Any]) -> Words:
         """Return positions."""
         return array("I", [page.tokens for page in pages])

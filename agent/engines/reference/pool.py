@@ -127,6 +127,16 @@ class ReferencePool:
         """Stamp the pages of registration calls."""
         return stamp_each(self, calls, first, stamps, special, late=late)
 
+    def hashes(self, call: Registration) -> list[bytes]:
+        """Return the hash of a call's page: of its request's chain, or, without one, what the page carries now."""
+        _, request, pages, _, start, size, *_ = call
+        if request is not None:
+            chain = request.chain
+            index = (start + size) // chain.unit - 1
+            if 0 <= index < len(chain.keys):
+                return [bytes(chain.keys[index])]
+        return [bytes(self._pages.key[page] or bytes(KEY_BYTES)) for page in pages]
+
     def tokens(self, pages: Iterable[Any]) -> Words:
         """Return positions, 0 for a page without a key."""
         key, tokens = self._pages.key, self._pages.tokens

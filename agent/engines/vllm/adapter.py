@@ -49,6 +49,8 @@ class VllmAdapter:
         self.bound: Bound | None = None
         """What compares look-ups with admissions; None where this engine does not show both."""
         self.identities = Identities()
+        self.noted: Any = None
+        """Look-ups and admissions of the step, where they are hooked."""
         self._wake_item = _wake_item() if served else None
 
     # -------------------------------------------------------------- the engine

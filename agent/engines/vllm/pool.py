@@ -252,6 +252,13 @@ class VllmPool:
             counts.append(len(known))
         return [count * width for count in counts], [call[-1] for call in calls], b"".join(hashes)
 
+    def hashes(self, call: Registration) -> list[bytes]:
+        """Return the hash of each page of a call."""
+        _, request, pages, places, start, size, *_ = call
+        step = size // self._pool.hash_block_size
+        begin, known = start // self._pool.hash_block_size + step - 1, request.block_hashes
+        return [known[begin + place * step] for place in (range(len(pages)) if places is None else places)]
+
     def tokens(self, pages: Iterable[Any]) -> Words:
         """Return positions, 0 for a block without a key."""
         return array("I", [page._block_hash_num_tokens or 0 for page in pages])

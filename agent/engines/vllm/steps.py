@@ -21,7 +21,7 @@ def install_step_hooks(adapter: Any, probe: Any, patches: Patches, *, served: bo
     if adapter.off("decisions") is None:
         _hook_lookups(adapter, probe, patches, scheduler.kv_cache_manager)
     if adapter.off("external") is None:
-        _hook_connector(probe, patches, scheduler.connector)
+        _hook_connector(adapter, probe, patches, scheduler.connector)
     if adapter.off("safe_point") is None:
         _hook_safe_points(adapter, probe, patches, served=served)
 
@@ -113,7 +113,7 @@ def _hook_lookups(adapter: Any, probe: Any, patches: Patches, manager: Any) -> N
     call, clock = guard.call, time.perf_counter_ns
     depth = [0]
     noted = Noted(adapter, probe)
-    events, settle, found, marks = noted.events, noted.settle, noted.found, _marks(probe)
+    events, found, marks = noted.events, noted.found, _marks(probe)
 
     def before() -> None:
         if held:
@@ -146,7 +146,7 @@ def _hook_lookups(adapter: Any, probe: Any, patches: Patches, manager: Any) -> N
     if hasattr(manager, "get_computed_blocks_for_connector"):
         patches.set(manager, "get_computed_blocks_for_connector", watch(manager.get_computed_blocks_for_connector))
 
-    probe.before_shadow = settle
+    adapter.noted, probe.before_shadow = noted, noted.before_shadow
     guard.on_open(noted.clear)
     _hook_admissions(probe, patches, manager, noted)
     _hook_ends(probe, patches, manager, noted)
@@ -199,6 +199,11 @@ class Noted:
         found, self.found[0] = self.found[0], None
         if usable > 0 and found[0] is request and self._bound is not None:
             self._bound.admitted(request, usable, getattr(found[1][0], "blocks", ()), found[2])
+
+    def before_shadow(self) -> None:
+        """The batch is on its way: what was looked up and not admitted until now is looked up again."""
+        self.settle()
+        self.found[0] = None
 
     def settle(self) -> None:
         """Work out what was noted, in its order; one that fails takes no other along."""
@@ -257,12 +262,12 @@ def _hook_ends(probe: Any, patches: Patches, manager: Any, noted: Noted) -> None
             patches.set(manager, name, watch(getattr(manager, name)))
 
 
-def _hook_connector(probe: Any, patches: Patches, connector: Any) -> None:
+def _hook_connector(adapter: Any, probe: Any, patches: Patches, connector: Any) -> None:
     recorder = probe.recorder
 
     def brought(_result: Any, request: Any, _blocks: Any = None, external: int = 0, *_a: Any, **kwargs: Any) -> None:
-        if probe.before_shadow is not None:
-            probe.before_shadow()
+        if adapter.noted is not None:
+            adapter.noted.settle()
         recorder.brought(request.request_id, kwargs.get("num_external_tokens", external) or 0)
 
     original = connector.update_state_after_alloc
@@ -277,7 +282,11 @@ def _hook_safe_points(adapter: Any, probe: Any, patches: Patches, *, served: boo
     jobs, quiet = safe_point.jobs, guard.quiet
 
     def passed() -> None:
-        probe.between_steps(idle=adapter.idle())
+        idle = adapter.idle()
+        probe.between_steps(idle=idle)
+        if not idle and safe_point.idle_work is not None and not engine.scheduler.has_requests():
+            # A data parallel rank that steps along with others, without a batch and so without a shadow.
+            guard.call(probe.feed.shadow)
 
     def watch(original: Callable[..., Any]) -> Callable[..., Any]:
         def stand_in(*args: Any, **kwargs: Any) -> Any:
