@@ -94,7 +94,8 @@ def _beyond(geometry: Geometry, chain: tuple[bytes, ...], ghost: Ghost | None, h
     if boundary < top:
         parts.append((Reason.COLD if known else Reason.UNKNOWN, boundary))
     if boundary > hit.logical:
-        parts.append((Reason.EVICTED, hit.logical))
+        taken = ghost is not None and ghost.taken(None, chain[boundary // geometry.hash_unit - 1])
+        parts.append((Reason.INVALIDATED if taken else Reason.EVICTED, hit.logical))
     return parts
 
 

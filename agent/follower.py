@@ -38,6 +38,7 @@ class EngineGhost:
         self._before = stamp + 1
         self._answers: dict[bytes, int] | None = None
         self._groups: list[str] = []
+        self._taken: list[str] = []
 
     def seen(self, group: GroupId | None, key: bytes, /) -> bool | None:
         """Tell whether a group (None: any) had registered a key before this look-up; None: cannot tell."""
@@ -52,6 +53,14 @@ class EngineGhost:
             return True
         return False if found == {"0"} else None
 
+    def taken(self, group: GroupId | None, key: bytes, /) -> bool:
+        """Tell whether a group's key (None: any group's) was taken out before this look-up; an older agent cannot."""
+        if self._answers is None:
+            self._answers = self._ask()
+        index = self._answers.get(key)
+        asked = self._taken if group is None else self._taken[group : group + 1]
+        return index is not None and any(text[index : index + 1] == "1" for text in asked)
+
     def _ask(self) -> dict[bytes, int]:
         try:
             plain = self._client.call("seen", keys=b"".join(self._chain).hex(), before=self._before)
@@ -59,6 +68,7 @@ class EngineGhost:
             # The engine is gone or busy: then nobody can tell. The next look at the ring says so.
             return {}
         self._groups = [str(text) for text in plain["groups"]]
+        self._taken = [str(text) for text in plain.get("taken") or ()]
         return {one: index for index, one in enumerate(self._chain)}
 
 

@@ -14,7 +14,7 @@ from agent import wire
 from agent.client import Client, connect_path
 from agent.discovery import Endpoint, EndpointState, discover
 from agent.errors import AgentError, RefusedError
-from agent.probe.ghost import Ghost
+from agent.probe.ghost import TAKEN_KEYS, Ghost
 from agent.probe.server import MAX_WAITING, Server
 from tests.support.engine_env import short_folder
 from tests.support.tiny_engine import TinyEngine, tiny_engine
@@ -105,6 +105,24 @@ def test_a_ghost_set_tells_registrations_apart() -> None:
     assert [ghost.seen(1, keys[1:2], before=stamp) for stamp in (5, 6)] == ["0", "1"]
     assert ghost.seen(2, keys[2:], before=12) == "10"
     assert ghost.seen(3, keys, before=12) == "0000"
+
+
+def test_what_was_taken_out_on_purpose_is_known_until_it_is_registered_again() -> None:
+    """Of the group that lost it, for look-ups that came after; memory of it is bounded."""
+    ghost = Ghost(1 << 12)
+    keys = [bytes([number]) * 32 for number in range(3)]
+    ghost.add([5], [96], [1], b"".join(keys))
+    ghost.take_out([(1, keys[0] + bytes(4)), (1, keys[1])], 7)
+
+    def taken(group: int, before: int) -> str:
+        ghost.seen(group, keys, before=before)
+        return ghost.taken(group, keys, before=before)
+
+    assert (taken(1, 8), taken(1, 7), taken(2, 8)) == ("110", "000", "000")
+    ghost.add([9], [32], [1], keys[0])
+    assert (taken(1, 10), taken(1, 9)) == ("010", "110"), "a question may come late"
+    ghost.take_out([(1, number.to_bytes(32, "little")) for number in range(TAKEN_KEYS)], 11)
+    assert taken(1, 12) == "100", "of the older ones none is left; 32 zero bytes are one of these"
 
 
 def test_without_descriptors_the_probe_rests(engine: TinyEngine, runtime: Path) -> None:

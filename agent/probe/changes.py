@@ -100,7 +100,14 @@ class Changes:
             "by_group": {str(group): count for group, count in removed.items()},
             "epoch": self._probe.cut(),
             "quarantined": quarantine,
+            "stamp": 0 if self._probe.feed is None else self._probe.feed.stamps.mark,
         }
+
+    def done(self, plan: Mapping[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+        """Remember what a plan took, so that whoever misses it can be told why. Probe's thread."""
+        keys = [(int(entry["group"]), bytes.fromhex(entry["key"])) for entry in plan["entries"]]
+        self._probe.ghost.take_out(keys, result.pop("stamp"))
+        return result
 
     @staticmethod
     def _checked(plan: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -18,6 +18,10 @@ GENERATIONS = 16
 GENERATION_KEYS = 16384
 """A generation holds a sixteenth of the capacity, but no more than this: so much is forgotten at once."""
 
+NEVER = 1 << 64
+TAKEN_KEYS = 1 << 16
+"""Keys taken out on purpose that are remembered."""
+
 
 class Generation:
     """Registrations of one stretch of time; the engine's thread appends, the probe's thread reads."""
@@ -33,8 +37,11 @@ class Generation:
         """First 16 bytes of a hash and its group -> its least stamp, as far as it was read."""
         self._read = 0
 
-    def read(self, width: int) -> dict[bytes, int]:
-        """Index what was appended since the last question; hashes are ``width`` bytes long."""
+    def read(self, width: int, taken: dict[bytes, tuple[int, int]]) -> dict[bytes, int]:
+        """Index what was appended since the last question; hashes are ``width`` bytes long.
+
+        Note in ``taken`` what was registered again.
+        """
         names = self.names
         fresh = self.folds[self._read :]
         self._read += len(fresh)
@@ -48,6 +55,8 @@ class Generation:
                     known = names.get(name)
                     if known is None or mark < known:
                         names[name] = mark
+                    if taken and name in taken and taken[name][0] < mark < taken[name][1]:
+                        taken[name] = taken[name][0], mark
         return names
 
 
@@ -68,6 +77,8 @@ class Ghost:
         """Registrations that were forgotten."""
         self._current = Generation()
         self._sealed: list[Generation] = []
+        self._taken: dict[bytes, tuple[int, int]] = {}
+        """Keys taken out on purpose: last stamp before that, and first one of those that brought them back."""
 
     # ------------------------------------------------------- engine's thread
 
@@ -117,7 +128,7 @@ class Ghost:
     def seen(self, group: int, keys: Iterable[bytes], *, before: int) -> str:
         """Tell for each key whether ``group`` registered it before a stamp: ``1`` yes, ``0`` no, ``?`` unknown."""
         current = self._current  # read first: a generation that is sealed meanwhile is then asked twice, not missed
-        indexes = [one.read(self.width) for one in (*self._sealed, current)]
+        indexes = [one.read(self.width, self._taken) for one in (*self._sealed, current)]
         suffix = group.to_bytes(GROUP_BYTES, "big")
         absent = "0" if self.complete else "?"
         answers = []
@@ -126,6 +137,27 @@ class Ghost:
             stamps = [index[name] for index in indexes if name in index]
             answers.append(absent if not stamps else "1" if min(stamps) < before else "0")
         return "".join(answers)
+
+    def take_out(self, keys: Iterable[tuple[int, bytes]], mark: int) -> None:
+        """Remember keys that somebody took out of the cache; ``mark`` is the last stamp before that."""
+        taken = self._taken
+        for group, key in keys:
+            name = key[:KEY_BYTES] + group.to_bytes(GROUP_BYTES, "big")
+            taken.pop(name, None)
+            taken[name] = mark, NEVER
+        while len(taken) > TAKEN_KEYS:
+            del taken[next(iter(taken))]
+
+    def taken(self, group: int, keys: Iterable[bytes], *, before: int) -> str:
+        """Tell for each key whether it was taken out before a stamp, and not registered in between: ``1`` yes.
+
+        To be asked after :meth:`seen`, which reads what was registered.
+        """
+        if not self._taken:
+            return ""
+        suffix = group.to_bytes(GROUP_BYTES, "big")
+        found = [self._taken.get(key[:KEY_BYTES] + suffix, (NEVER, NEVER)) for key in keys]
+        return "".join("1" if mark < before <= back else "0" for mark, back in found)
 
     def __len__(self) -> int:
         return sum(one.count for one in self._sealed) + self._current.count

@@ -163,6 +163,7 @@ class Operations(WorkerOperations):
             ghost.complete = False
         return {
             "groups": [ghost.seen(group, chain, before=stamp) for group in groups],
+            "taken": [ghost.taken(group, chain, before=stamp) for group in groups],
             "complete": ghost.complete,
             "entries": len(ghost),
             "forgotten": ghost.forgotten,
@@ -372,5 +373,5 @@ class Operations(WorkerOperations):
             "invalidate_apply",
             lambda: probe.changes.apply(plan, uid=reader.uid, pid=reader.pid, quarantine=bool(quarantine)),
             needs="invalidate",
-            finish=lambda done: done,
+            finish=lambda done: probe.changes.done(plan, done),
         )

@@ -42,3 +42,15 @@ class Ghost(Protocol):
             forgotten nothing). None: cannot tell.
         """
         ...
+
+    def taken(self, group: GroupId | None, key: bytes, /) -> bool:
+        """Tell whether a key was taken out on purpose before this look-up, and not registered since.
+
+        Args:
+            group: The group; None: any group.
+            key: First 16 bytes of the chained hash.
+
+        Returns:
+            True: it is known to have been. False: it was not, or nobody can tell.
+        """
+        ...

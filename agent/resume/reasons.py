@@ -44,9 +44,19 @@ def reason_at(geometry: Geometry, rule: GroupRule, tokens: Tokens, ghost: Ghost 
         key_at: The request's keys.
 
     Returns:
-        What was lost, ``not_retained`` where a group that keeps only some states never registered it, ``alignment``
-        where the boundary lies inside a page that was only ever whole, or ``unknown``.
+        What was lost, ``invalidated`` if somebody took some of it out, ``not_retained`` where a group that keeps only
+        some states never registered it, ``alignment`` where the boundary lies inside a page that was only ever whole,
+        or ``unknown``.
     """
+    reason = _reason_at(geometry, rule, tokens, ghost, key_at)
+    if reason is lost_reason(rule.group) and ghost is not None:
+        keys = [key for end in rule.missing(tokens) if (key := key_at(end)) is not None]
+        if any(ghost.taken(rule.group.id, key) for key in keys):
+            return Reason.INVALIDATED
+    return reason
+
+
+def _reason_at(geometry: Geometry, rule: GroupRule, tokens: Tokens, ghost: Ghost | None, key_at: KeyAt) -> Reason:
     group, missing = rule.group, rule.missing(tokens)
     lost = lost_reason(group)
     if not missing or lost is Reason.UNKNOWN:

@@ -51,6 +51,11 @@ class Evicted:
         """See ``agent.resume.Ghost``."""
         return any(known == key and group in {None, owner} for owner, known in self.keys)
 
+    def taken(self, group: GroupId | None, key: bytes, /) -> bool:
+        """Nobody takes anything out on purpose here."""
+        del group, key
+        return False
+
 
 @dataclass(slots=True)
 class PoolBuilder:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agent.model.decision import Decision, Outcome, Reason
 from agent.model.snapshot import RequestInfo
 from inspector import invalidation
 from inspector.selection import select
@@ -201,6 +202,35 @@ def test_a_request_that_runs_on_does_not_bring_it_back(server: Server, tmp_path:
     longer = [*ids, *answer.token_ids[: now.computed_tokens - 200 + 2 * BLOCK]]
     assert cached(server, longer) == whole(200), "nothing of what it computed on top is there"
     assert cached(server, longer) == whole(len(longer))
+
+
+def test_who_misses_what_was_taken_is_told_so(server: Server, tmp_path: Path) -> None:
+    """The next decision about a prefix that was taken out has the reason `invalidated`; then it hits, as before."""
+    ids = prompt("taken", 600)
+    with server.session() as session:
+        session.follow()
+        cached(server, ids)
+        assert cached(server, ids) == whole(600)
+        session.poll()
+        done(server.kvctl("invalidate", file_of(tmp_path, ids), "--yes", "-o", "json"))
+        assert cached(server, ids) == 0
+        assert cached(server, ids) == whole(600)
+        found: list[Decision] = []
+
+        def both() -> bool:
+            found.extend(session.poll())
+            return len(found) >= 2
+
+        wait_for(both, "both decisions")
+        missed, hit = found
+        assert {reason for reason, *_ in missed.lost} & {Reason.INVALIDATED, Reason.EVICTED} == {Reason.INVALIDATED}
+        assert hit.outcome is Outcome.REUSE
+
+        def shared() -> bool:
+            session.poll()
+            return "invalidated" in server.kvctl("explain", str(missed.id)).stdout
+
+        wait_for(shared, "the explanation in a command that only looks once")
 
 
 def test_groups_and_states(server: Server) -> None:
