@@ -29,7 +29,7 @@ class Condition:
     values: tuple[str, ...]
     equal: bool
 
-    def fits(self, geometry: Geometry, item: Decision, *, worst: Fit = Fit.CUT) -> bool:
+    def fits(self, geometry: Geometry, item: Decision, *, worst: Fit = Fit.SENT) -> bool:
         """Return whether a decision fulfils it; a request that it names may fit as badly as ``worst``."""
         if self.key == "request":
             how = fit(self.values[0], item.request)
@@ -39,7 +39,7 @@ class Condition:
     def best(self, items: Sequence[Decision]) -> Fit:
         """Return how well the request that it names fits any of some decisions: no other one is meant then."""
         found = (fit(self.values[0], item.request) for item in items if self.key == "request")
-        return min((how for how in found if how is not None), default=Fit.CUT)
+        return min((how for how in found if how is not None), default=Fit.SENT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
-"""Which thing an operator means by a name: exactly this one, else as it is shown, else as a table cut it.
+"""Which thing an operator means by a name: exactly this one, else as it is shown, as it was cut, as a client knows it.
 
 Invariant: pure; a worse fit never wins over a better one, so that nobody can take the place of a request by calling
 his own after it. Used by filters, selectors and ``kvctl explain``.
 """
 
+import re
 from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import TypeVar
@@ -21,6 +22,11 @@ class Fit(IntEnum):
     """The id without what is never shown (control characters and the like)."""
     CUT = 2
     """The id as a table cut it: something is missing where the name has an ellipsis."""
+    SENT = 3
+    """The id as the client sent or got it: vLLM puts its own ahead (`cmpl-`) and behind (`-0-863d72d5`)."""
+
+
+_OF_VLLM = re.compile(r"(?P<got>(?:(?:chat)?cmpl-)?(?P<sent>.+?))(?:-[0-9]+)?-[0-9a-f]{8}")
 
 
 def fit(name: str, whole: str) -> Fit | None:
@@ -32,7 +38,10 @@ def fit(name: str, whole: str) -> Fit | None:
         return Fit.SHOWN
     # An id may have ellipses of its own: each of the name's may be the one that a table put in.
     places = (at for at, char in enumerate(name) if char == ELLIPSIS and at)
-    return Fit.CUT if any(_is_cut(name[:at], name[at + 1 :], shown) for at in places) else None
+    if any(_is_cut(name[:at], name[at + 1 :], shown) for at in places):
+        return Fit.CUT
+    made = _OF_VLLM.fullmatch(shown)
+    return Fit.SENT if made is not None and name in made.group("got", "sent") else None
 
 
 def _is_cut(start: str, end: str, whole: str) -> bool:

@@ -161,7 +161,8 @@ def _unknown_links(nodes: Nodes, covered: set[int]) -> list[str]:
     longer = plural(loose, "longer prefix", "longer prefixes")
     return [
         (
-            f"{longer} were registered before the agent looked: nobody knows if they were computed on top of this. "
-            "They are out of reach without it, but not once it is computed anew; kvctl invalidate all ends the doubt."
+            f"{longer} were registered before this command looked: it cannot know if they were computed on top of "
+            "this. They are out of reach without it, but not once it is computed anew; kvctl invalidate all ends the "
+            "doubt."
         )
     ]

@@ -24,6 +24,11 @@ from tests.support.snapshots import gemma
         ("…yz", "ab-and-much-more-yz", None),
         ("ab…b", "ab", None),
         ("abc", "abcd", None),
+        ("cmpl-sys-b", "cmpl-sys-b-0-863d72d5", Fit.SENT),
+        ("sys-b", "cmpl-sys-b-0-863d72d5", Fit.SENT),
+        ("sys-b", "chatcmpl-sys-b-863d72d5", Fit.SENT),
+        ("sys", "cmpl-sys-b-0-863d72d5", None),
+        ("req", "req-1", None),
     ],
 )
 def test_how_a_name_fits(name: str, whole: str, how: Fit | None) -> None:

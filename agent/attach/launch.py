@@ -48,7 +48,11 @@ def find_program(name: str, environ: Mapping[str, str]) -> str:
     """
     found = shutil.which(name, path=environ.get("PATH"))
     if found is None:
-        raise UsageError(f"there is no program {name!r}", next_step="give the command as you would without kvctl")
+        raise UsageError(
+            f"there is no program {name!r}",
+            why="it is not on PATH; the engine has an environment of its own",
+            next_step="put the engine environment's bin folder on PATH, or give the whole path of the program",
+        )
     return found
 
 

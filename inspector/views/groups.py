@@ -175,9 +175,8 @@ def _summary(snapshot: Snapshot, found: Occupancy | None, reuse: Reuse | None) -
         )
     unplaced = 0 if found is None else sum(one.unplaced or 0 for one in found.groups.values())
     if unplaced:
-        why = (
-            f"of {plural(unplaced, 'page')} (?) nobody can tell: they were cached before kvctl joined, by several calls"
-        )
+        pages = plural(unplaced, "page")
+        why = f"of {pages} (?) nobody can tell: they were cached before this reader joined, by several calls"
         facts.append(("STRANDED", [why]))
     if reuse is not None and reuse.lost:
         (reason, group), tokens = max(reuse.lost.items(), key=lambda item: item[1])

@@ -102,7 +102,7 @@ def _legend(found: Prefixes, rows: list[PrefixRow]) -> list[str | Cell]:
         pages = plural(found.unlinked, "page")
         lines.append(
             Cell(
-                f"{pages} cached before kvctl joined: the engine keeps no chain, so what lies before is unknown",
+                f"{pages} cached before this reader joined: the engine keeps no chain, so what lies before is unknown",
                 Tone.DIM,
             )
         )
