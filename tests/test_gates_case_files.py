@@ -166,3 +166,13 @@ def test_the_density_that_would_have_helped_is_computed(run: Runner) -> None:
     lost = (*item.lost, (Reason.WINDOW_HOLE, GroupId(1), 256))
     assert gains(geometry, replace(item, lost=lost)) == {}
     assert gains(replace(geometry, retention_interval=None), item) == {}
+
+
+@pytest.mark.parametrize(("name", "prefix"), [("21", "d990d9aec7fb"), ("10", "3518b47eb6ca"), ("24", "3518b47eb6ca")])
+def test_a_prefix_with_pages_that_must_not_be_used_says_so(run: Runner, name: str, prefix: str) -> None:
+    """Pages that were never computed, or with older weights, are the first thing that is said, and who names them."""
+    text = run("inspect", "prefix", f"hash:{prefix}", "--snapshot", path_of(name)).out
+    assert "DANGER" in text
+    assert "must not be used" in text
+    assert f"kvctl validate --snapshot {path_of(name)}" in text
+    assert "One look at the table" not in text

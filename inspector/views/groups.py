@@ -170,7 +170,7 @@ def _summary(snapshot: Snapshot, found: Occupancy | None, reuse: Reuse | None) -
         facts.append(
             (
                 "STRANDED",
-                [f"{count(found.stranded)} of {count(found.cached)} cached pages ({share}) can be part of no hit"],
+                [f"{count(found.stranded)} of {count(found.cached)} cached pages ({share}) are part of no usable hit"],
             )
         )
     unplaced = 0 if found is None else sum(one.unplaced or 0 for one in found.groups.values())

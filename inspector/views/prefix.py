@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from agent.model.decision import Decision, Hit, Reason
 from agent.model.groups import Group
 from agent.model.snapshot import Snapshot
-from agent.model.states import Requirement, Status, Tokens
+from agent.model.states import GroupId, Requirement, Status, Tokens
 from agent.resume import Recovery, evaluate, recoverable
 
 from ..explain import REASONS
@@ -181,13 +181,16 @@ def _facts(
         return f"{name:<8} {bar(None if tokens is None else tokens / row.tokens, 24)} {count(tokens):>{width}}"
 
     usable = row.usable
+    stale = [group for group, status in row.groups.items() if status is Status.STALE]
     states = "  ".join(f"{SHORT[state]} {sign(row.states[state]).value}" for state in FIVE)
     facts: list[tuple[str, Sequence[str | Cell]]] = [
         ("PREFIX", [f"{key_text(row.key, reveal=reveal)}, {count(row.tokens)} tokens, {plural(row.pages, 'page')}"]),
         ("HIT", [line("cached", row.tokens), line("logical", row.logical), line("usable", usable)]),
         ("STATES", [states]),
     ]
-    if usable is None:
+    if stale:
+        facts += _stale(snapshot, stale)
+    elif usable is None:
         facts.append(("WHY", [_UNPROVEN]))
     elif usable < row.logical:
         by = placed.decision  # one about another boundary says nothing of this one
@@ -198,7 +201,7 @@ def _facts(
         beyond = f"beyond token {count(row.logical)} no page is known at a boundary that can be hit"
         facts.append(("WHY", ["everything that is cached can be used" if whole else beyond]))
     if row.stranded:
-        facts.append(("STRANDED", [f"{plural(row.stranded, 'page')} can be part of no hit now"]))
+        facts.append(("STRANDED", [f"{plural(row.stranded, 'page')} are part of no usable hit now"]))
     return facts
 
 
@@ -211,6 +214,15 @@ _ONE_LOOK = (
     "One look at the table cannot tell whether it was evicted (window_hole, evicted) or never kept "
     "(not_retained). The decision of a request that used the prefix does:"
 )
+
+
+def _stale(snapshot: Snapshot, groups: Sequence[GroupId]) -> list[tuple[str, Sequence[str | Cell]]]:
+    """Say that pages of this prefix are wrong, which matters more than what is missing: engines do reuse them."""
+    names = ", ".join(group_name(snapshot.geometry, group) or str(group) for group in groups)
+    why = f"pages in {names} must not be used: never computed, built on such pages, or of older weights"
+    engine = "the engine knows nothing of that and may reuse them"
+    lines = ["To see which pages they are, and how to take them out:", "kvctl validate"]
+    return [("DANGER", [why, engine]), ("DO", lines)]
 
 
 def _why(
