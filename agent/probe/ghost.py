@@ -99,8 +99,8 @@ class Ghost:
         current = self._current
         if current.count >= min(self.capacity // GENERATIONS, GENERATION_KEYS):
             current = self._turn()
-        # Tuples of numbers and bytes: the garbage collector does not track those for long.
-        current.folds.append((marks, lengths, groups, hashes))
+        # No lists, which the garbage collector would look at each time: it does not track these for long.
+        current.folds.append((marks if type(marks) is range else tuple(marks), tuple(lengths), tuple(groups), hashes))
         current.count += len(hashes) // self.width
 
     def _turn(self) -> Generation:
