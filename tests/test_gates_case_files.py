@@ -176,3 +176,13 @@ def test_a_prefix_with_pages_that_must_not_be_used_says_so(run: Runner, name: st
     assert "must not be used" in text
     assert f"kvctl validate --snapshot {path_of(name)}" in text
     assert "One look at the table" not in text
+
+
+def test_what_is_said_beside_a_wrong_reuse_does_not_play_it_down(run: Runner) -> None:
+    """Case 5: neither that all could be used, nor that more memory would help; the prefix is to be taken out."""
+    overview = run("inspect", "--snapshot", path_of("5")).out
+    assert "more was reused than could be used" in overview
+    assert "everything that was cached could be used" not in overview
+    explained = run("explain", "1", "--snapshot", path_of("5")).out
+    assert "Take this prefix out of the cache" in explained
+    assert "Give the pool more pages" not in explained

@@ -167,11 +167,14 @@ def story(snapshot: Snapshot, item: Decision) -> Report:
         entry = REASONS[item.reason]
         limit = group_name(geometry, item.limiting_group)
         head_line = f"{item.reason}: {entry.title}" + (f" ({limit})" if limit else "")
-        facts += [
-            ("WHY", [head_line, entry.cause]),
-            ("CONFIRM", [entry.confirm]),
-            ("DO", [entry.action, *advice(geometry, [item]), *entry.commands]),
-        ]
+        facts.append(("WHY", [head_line, entry.cause]))
+        if too_much(geometry, item):  # what would have made more usable is not the question here
+            facts.append(("DO", [_AFTER_WRONG_REUSE, "kvctl validate"]))
+        else:
+            facts += [
+                ("CONFIRM", [entry.confirm]),
+                ("DO", [entry.action, *advice(geometry, [item]), *entry.commands]),
+            ]
     facts.append(("LOOK-UP", [_lookup_line(item)]))
     return Report(
         kind="decision_explained",
@@ -180,6 +183,9 @@ def story(snapshot: Snapshot, item: Decision) -> Report:
         blocks=[Facts(facts=facts)],
         notes=[*notes(snapshot), *([] if item.skipped else _unexplained([item]))],
     )
+
+
+_AFTER_WRONG_REUSE = "Take this prefix out of the cache, send the request again, and report it with a saved snapshot."
 
 
 def _danger_lines(item: Decision) -> list[str | Cell]:

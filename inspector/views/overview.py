@@ -57,7 +57,7 @@ def _reuse_facts(snapshot: Snapshot, reuse: Reuse | None) -> list[tuple[str, lis
         ]
         return [("REUSE", [text, line]), ("DO", [*hint])]
     danger = _danger(snapshot)
-    facts = [("REUSE", _bars(reuse)), *danger, ("WHY", _why(snapshot, reuse))]
+    facts = [("REUSE", _bars(reuse)), *danger, ("WHY", _why(snapshot, reuse, wrong=bool(danger)))]
     # What limited a prefix that was reused all the same is no loss: nothing is to be done about it.
     do = [] if danger and not reuse.degraded else _what_to_do(reuse)
     return [*facts, ("DO", do)] if do else facts
@@ -96,13 +96,14 @@ def _bars(reuse: Reuse) -> list[str | Cell]:
     return lines
 
 
-def _why(snapshot: Snapshot, reuse: Reuse) -> list[str | Cell]:
+def _why(snapshot: Snapshot, reuse: Reuse, *, wrong: bool) -> list[str | Cell]:
     absent = _absent(reuse)
     if reuse.by_design:
         absent.append(f"{plural(reuse.by_design, 'token')} by design: boundaries, last tokens, the margin of drafts")
     degraded = sum(reuse.degraded.values())
     if not degraded and reuse.usable >= reuse.logical - reuse.by_design:
-        return ["everything that was cached could be used" if reuse.logical else "nothing of it was cached", *absent]
+        whole = "more was reused than could be used" if wrong else "everything that was cached could be used"
+        return [whole if reuse.logical else "nothing of it was cached", *absent]
     worst, times = max(reuse.degraded.items(), key=lambda item: item[1], default=(None, 0))
     name = group_name(snapshot.geometry, worst)
     where = f", in {count(degraded)} of {plural(reuse.explained, 'decision')}" if degraded else ""

@@ -75,7 +75,13 @@ def _breakdown(found: Occupancy, snapshot: Snapshot) -> Table:
     stranded = None if found.stranded is None or not found.pages else found.stranded / found.pages
     tone = Tone.WARN if found.stranded else Tone.PLAIN
     rows.append(
-        [Cell("stranded", tone), found.stranded, percent(stranded), bar(stranded, 12), "cached, but part of no usable hit"]
+        [
+            Cell("stranded", tone),
+            found.stranded,
+            percent(stranded),
+            bar(stranded, 12),
+            "cached, but part of no usable hit",
+        ]
     )
     columns = (
         Column(header="PAGES"),
