@@ -236,7 +236,7 @@ def test_invalidate(live: Live, tmp_path: Path) -> None:
     assert dry["held_by"] == [running]
     assert dry["selector"] == f"request:{running}"
     shown = live.seen("invalidate", f"request:{running}")
-    assert "which run on undisturbed: cmpl-body" in shown
+    assert "1 request, which runs on undisturbed: cmpl-body" in shown
     file = tmp_path / "plan.json"
     live.run("invalidate", f"request:{clean(running)}", "--save-plan", str(file))
     plain(file.read_text(encoding="utf-8"))
