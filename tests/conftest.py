@@ -3,10 +3,14 @@
 Invariant: no test is skipped for lack of vLLM; without it the folder is not collected and the header says so.
 """
 
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from tests.support.engine_env import short_folder
+from tests.support.tiny_engine import TinyEngine, tiny_engine
 
 HERE = Path(__file__).parent
 HAS_ENGINE = find_spec("vllm") is not None
@@ -29,3 +33,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if (HERE / "engine") in item.path.parents:
             item.add_marker(pytest.mark.engine)
+
+
+@pytest.fixture
+def runtime() -> Iterator[Path]:
+    """A private runtime folder."""
+    with short_folder() as folder:
+        yield folder
+
+
+@pytest.fixture
+def engine(runtime: Path) -> Iterator[TinyEngine]:
+    """A running engine without a model, read-only."""
+    with tiny_engine(runtime) as running:
+        yield running

@@ -7,7 +7,6 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +26,9 @@ from agent.errors import (
 )
 from agent.probe.server import MAX_READERS
 from agent.session import Session
-from tests.support.engine_env import ROOT, short_folder
+from tests.support.engine_env import ROOT
 from tests.support.tiny_engine import TinyEngine, tiny_engine
 from tests.support.waiting import wait_for
-
-
-@pytest.fixture
-def runtime() -> Iterator[Path]:
-    """A private runtime folder."""
-    with short_folder() as folder:
-        yield folder
-
-
-@pytest.fixture
-def engine(runtime: Path) -> Iterator[TinyEngine]:
-    """A running engine that is read-only."""
-    with tiny_engine(runtime) as running:
-        yield running
 
 
 def endpoint(runtime: Path) -> Endpoint:

@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,15 +12,7 @@ from agent import paths
 from agent.discovery import EndpointState, discover, endpoint_at, remove_leftover
 from agent.errors import RefusedError, TargetError
 from agent.session import open_target
-from tests.support.engine_env import short_folder
 from tests.support.tiny_engine import tiny_engine
-
-
-@pytest.fixture
-def runtime() -> Iterator[Path]:
-    """A private runtime folder."""
-    with short_folder() as folder:
-        yield folder
 
 
 def listen(path: Path) -> socket.socket:

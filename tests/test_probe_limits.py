@@ -4,7 +4,6 @@ import os
 import resource
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +15,8 @@ from agent.discovery import Endpoint, EndpointState, discover
 from agent.errors import AgentError, RefusedError
 from agent.probe.ghost import TAKEN_KEYS, Ghost
 from agent.probe.server import MAX_WAITING, Server
-from tests.support.engine_env import short_folder
 from tests.support.tiny_engine import TinyEngine, tiny_engine
 from tests.support.waiting import wait_for
-
-
-@pytest.fixture
-def runtime() -> Iterator[Path]:
-    """A private runtime folder."""
-    with short_folder() as folder:
-        yield folder
-
-
-@pytest.fixture
-def engine(runtime: Path) -> Iterator[TinyEngine]:
-    """A running engine."""
-    with tiny_engine(runtime) as running:
-        yield running
 
 
 def endpoint(runtime: Path) -> Endpoint:

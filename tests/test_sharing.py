@@ -1,7 +1,6 @@
 """Explanations that travel between the readers of one engine, over its real socket."""
 
 import socket
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,24 +18,9 @@ from agent.sharing import BUSY_S, LINES, PENDING, POST_S, Sharing
 from exporters.accounting import Accountant
 from exporters.labels import key_of
 from tests.support.cli import Runner, check_schema
-from tests.support.engine_env import short_folder
 from tests.support.sharing import decide, explained, kept, post
 from tests.support.tiny_engine import TinyEngine, tiny_engine
 from tests.support.waiting import wait_for
-
-
-@pytest.fixture
-def runtime() -> Iterator[Path]:
-    """A private runtime folder."""
-    with short_folder() as folder:
-        yield folder
-
-
-@pytest.fixture
-def engine(runtime: Path) -> Iterator[TinyEngine]:
-    """A running engine."""
-    with tiny_engine(runtime) as running:
-        yield running
 
 
 @pytest.fixture
@@ -44,6 +28,13 @@ def endpoint(engine: TinyEngine, runtime: Path) -> Endpoint:
     """Where it listens."""
     (found,) = discover({"KVCTL_RUNTIME_DIR": str(runtime)})
     return found
+
+
+@pytest.fixture
+def run(runtime: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Runner:
+    """Run commands on the engines there."""
+    monkeypatch.setenv("KVCTL_RUNTIME_DIR", str(runtime))
+    return Runner(capsys)
 
 
 class Clock:
@@ -291,16 +282,8 @@ def test_an_answer_that_nobody_read_does_not_hide_the_end(runtime: Path) -> None
     client.close()
 
 
-def test_doctor_says_where_nothing_is_shared(
-    engine: TinyEngine,
-    endpoint: Endpoint,
-    runtime: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_doctor_says_where_nothing_is_shared(endpoint: Endpoint, run: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """An older agent, and posts that were refused, are noted once and are no problem."""
-    monkeypatch.setenv("KVCTL_RUNTIME_DIR", str(runtime))
-    run = Runner(capsys)
 
     def said() -> list[str]:
         checks = run("doctor", "-o", "json").json["checks"]
@@ -335,20 +318,12 @@ def test_the_books_count_each_decision_once_whoever_explained_it(engine: TinyEng
     assert counters["reuse_accounted_decisions"] == 3
 
 
-def test_one_shot_commands_show_what_a_reader_explained(
-    engine: TinyEngine,
-    endpoint: Endpoint,
-    runtime: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_one_shot_commands_show_what_a_reader_explained(engine: TinyEngine, endpoint: Endpoint, run: Runner) -> None:
     """``decisions``, ``explain``, ``inspect`` and ``ps`` agree, say who saw it, and say nothing of the others."""
-    monkeypatch.setenv("KVCTL_RUNTIME_DIR", str(runtime))
     decide(engine, 200)
     with Session.open(endpoint) as session:
         items = session.decisions()
     post(endpoint, [explained(items[2]), explained(items[198])])
-    run = Runner(capsys)
     listed = run("decisions", "--where", "reason=not_retained", "-o", "json").json
     check_schema(listed)
     assert [item["id"] for item in listed["decisions"]] == [3, 199]

@@ -278,11 +278,8 @@ class Feed:
 
     def dispatched(self, step: int, scheduled_ids: Collection[str]) -> None:
         """``after_schedule`` and ``shadow`` of ``step`` and ``before_schedule`` of the next one, in fewer frames."""
-        if self._out.ring is None:
-            if self.fence.scheduled(scheduled_ids):
-                self.fence.forget_news()
-        else:
-            self.fence.scheduled(scheduled_ids)
+        self.after_schedule(step, scheduled_ids)
+        if self._out.ring is not None:
             self.shadow()
         self.stamps.begin_step(step + 1)
 

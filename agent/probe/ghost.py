@@ -11,9 +11,8 @@ Keys stand in a few generations; the oldest goes as a whole, so forgetting costs
 from collections.abc import Iterable, Sequence
 
 from ..model.states import KEY_BYTES
-from .port import Remember
+from .port import GROUP_BYTES, Remember
 
-GROUP_BYTES = 4
 GENERATIONS = 16
 GENERATION_KEYS = 16384
 """A generation holds a sixteenth of the capacity, but no more than this: so much is forgotten at once."""

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 else:  # not subscriptable before Python 3.12
     Words = array
 
+GROUP_BYTES = 4
+"""Bytes of the group at the end of a key."""
+
 Remember = Callable[[Sequence[int], Sequence[int], Sequence[int], bytes], object]
 """Takes the stamps of some registration calls, bytes of the hashes of the pages that each registered, the group of
 each, and the hashes of all these pages, equally long, one after the other."""

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..feedformat import CALL_MASK, LATE_CALLS, LOADED_CALLS, STEP_SHIFT, UPDATE_CALLS
-from .port import PoolPort, Registered, Registration, Remember, Special, Words
+from .port import GROUP_BYTES, PoolPort, Registered, Registration, Remember, Special, Words
 
 if TYPE_CHECKING:
     from .adapters import Adapters
@@ -35,7 +35,6 @@ Run = tuple[int, bytes, int]
 number of pages."""
 
 NO_PARENT = bytes(8)
-GROUP_BYTES = 4
 
 
 def stamp_each(

@@ -17,10 +17,11 @@ from ...model.snapshot import Capability, EngineInfo, PoolInfo, Tier
 from ...model.states import PageId
 from ...probe.counters import histogram
 from ...probe.patches import Patches
+from ...probe.port import GROUP_BYTES
 from ..base import RequestRow
 from ..version import agent_version
 from . import evidence, lookups
-from .pool import GROUP_BYTES, ReferencePool
+from .pool import ReferencePool
 
 WORKS = (
     "overview",

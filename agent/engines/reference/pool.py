@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ...probe.patches import Patches
-from ...probe.port import Events, Log, Registered, Registration, Special, Words
+from ...probe.port import GROUP_BYTES, Events, Log, Registered, Registration, Special, Words
 from ...probe.stamps import stamp_each
 
 SLOT_ERRORS = (AttributeError, TypeError, LookupError, ValueError, RuntimeError, MemoryError)
 """All that reading an attribute and extending a list can raise."""
 
 KEY_BYTES = 16
-GROUP_BYTES = 4
 PARENT_BYTES = 8
 NO_PARENT = bytes(PARENT_BYTES)
 LOADING = "waiting_for_remote_kvs"

@@ -66,28 +66,19 @@ class PartialHooks:
 
     def _around(self, original: Callable[..., Any], events: Events) -> Callable[..., Any]:
         """Leave the rest to what is there."""
-        pool, settle = self._pool, self._beside(events)
+        pool, failed, changed = self._pool, self._failed, events.changed
 
         def cache_partial_block(request: Any, block: Any, *rest: Any, **more: Any) -> Any:
             beside = len(pool.cached_block_hashes_by_block.get(block.block_id, ()))
             result = original(request, block, *rest, **more)
-            settle(block, beside)
-            return result
-
-        return cache_partial_block
-
-    def _beside(self, events: Events) -> Callable[[Any, int], None]:
-        pool, failed, changed = self._pool, self._failed, events.changed
-
-        def settle(block: Any, before: int) -> None:
-            """Compare the number of secondary keys."""
             try:
-                if len(pool.cached_block_hashes_by_block.get(block.block_id, ())) != before:
+                if len(pool.cached_block_hashes_by_block.get(block.block_id, ())) != beside:
                     changed((block,))
             except SLOT_ERRORS as error:
                 failed("cache_partial_block", error)
+            return result
 
-        return settle
+        return cache_partial_block
 
     def _note(self, request: Any, block: Any, num_tokens: int, group: int, block_size: int) -> None:
         try:

@@ -14,7 +14,7 @@ from itertools import compress
 from typing import Any
 
 from ...probe.patches import Patches
-from ...probe.port import Events, Log, Registered, Registration, Special, Words
+from ...probe.port import GROUP_BYTES, Events, Log, Registered, Registration, Special, Words
 from .completeness import Completeness
 from .following import SLOT_ERRORS, follow_content, follow_references
 from .partial import PartialHooks
@@ -42,7 +42,6 @@ MASK = "block_mask"
 """Its last parameter in 0.28-0.33: which of the blocks are registered."""
 
 PARENT_BYTES = 8
-GROUP_BYTES = 4
 NO_PARENT = bytes(PARENT_BYTES)
 LOADING = "WAITING_FOR_REMOTE_KVS"
 
@@ -241,10 +240,8 @@ class VllmPool:
                 stamps[page.block_id] = mark
             step = size // unit
             begin = start // unit + step - 1
-            if places is None:
-                known = request.block_hashes[begin : begin + len(pages) * step : step]
-            else:
-                known = [request.block_hashes[begin + place * step] for place in places]
+            whole = slice(begin, begin + len(pages) * step, step)
+            known = request.block_hashes[whole] if places is None else self.hashes(call)
             if null is not None and stamps[null] == mark:
                 stamps[null] = 0
                 known = [one for one, page in zip(known, pages, strict=False) if page.block_id != null]
