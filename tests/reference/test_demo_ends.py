@@ -67,7 +67,8 @@ class Demo:
 MOMENTS: dict[str, Callable[[Demo], object]] = {
     "begun": lambda demo: demo.says("starting the reference engine"),
     "engine": Demo.engines,
-    "folder": lambda demo: list(demo.temporary.iterdir()),
+    # Not any file: finding the place for temporary files makes one for a moment, before there is an engine.
+    "folder": lambda demo: list(demo.temporary.glob("kvctl-demo-*")),
     "loading": Demo.loads,
     "socket": lambda demo: list(demo.runtime.iterdir()),
     "running": lambda demo: demo.says("the engine runs"),
@@ -147,7 +148,9 @@ def test_an_engine_that_is_killed_is_cleaned_up_after(moment: str, name: str) ->
     """Where the engine alone is killed the demo says so, and removes what it has left."""
     with started() as demo:
         wait_for(lambda: MOMENTS[moment](demo), moment)
-        for pid in demo.engines():
+        engines = demo.engines()
+        assert engines, "nobody was there to be killed"
+        for pid in engines:
             os.kill(pid, signal.Signals[name])
         assert demo.process.wait(60) in {3, 4}
         demo.leaves_nothing()
