@@ -243,9 +243,12 @@ class Feed:
             self.stamps.fold()
         if self._out.ring is None:
             return
-        begin = self._scan.clock()
+        scan = self._scan
+        begin = scan.clock() if scan.left else 0  # a call of the kernel
         self.cut()
-        self._bootstrap.send(self._scan.pages_in_step(begin), self._put)
+        pages = scan.pages_in_step(begin) if scan.left else scan.audit_pages()
+        if pages or self._bootstrap.left:
+            self._bootstrap.send(pages, self._put)
 
     def idle(self) -> bool:
         """At a safe point of an idle engine: cut, and a larger chunk; True while more work waits."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from .events import Pending
 from .port import PoolPort
-from .stamps import Stamps
+from .stamps import Stamps, null_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,7 @@ class Points:
 
     def __init__(self, port: PoolPort, pending: Pending, stamps: Stamps) -> None:
         self._port, self._pending, self._stamps = port, pending, stamps
+        self._null = null_name(port)
 
     def take(self) -> Point:
         """Return the present one."""
@@ -77,7 +78,7 @@ class Points:
         earlier = [list(events)[:count] for events, count in zip(lists, counts, strict=True)]
         # A page that was only cleared until then had no key, whatever came later; the others are read as they are now.
         fresh = () if stamps.fresh is None else stamps.fresh.pages
-        if self._ids([fresh, *earlier[1:]]) & self._ids(later):
+        if self._names([fresh, *earlier[1:]]) & self._names(later):
             yield False
             return
         for events, part in zip(lists, earlier, strict=True):
@@ -89,12 +90,13 @@ class Points:
             for events, part in zip(lists, later, strict=True):
                 events.extend(part)
 
-    def _ids(self, parts: Sequence[Sequence[Any]]) -> set[int]:
-        """Return the ids of all pages that something happened to."""
+    def _names(self, parts: Sequence[Sequence[Any]]) -> set[int]:
+        """Return names of all pages that something happened to."""
         cleared, changed, calls = parts
-        found = set(self._port.ids(cleared))
-        found.update(self._port.ids(changed))
+        names = self._port.names
+        found = set(names(cleared))
+        found.update(names(changed))
         for call in calls:
-            found.update(self._port.ids(call[2]))
-        found.discard(-1 if self._port.null_page is None else self._port.null_page)
+            found.update(names(call[2]))
+        found.discard(self._null)
         return found

@@ -93,6 +93,10 @@ class PoolPort(Protocol):
         """Return page ids."""
         ...
 
+    def names(self, pages: Iterable[Any]) -> Iterable[int]:
+        """Return something that tells pages of this pool apart, made without looking at them."""
+        ...
+
     def stamp(self, pages: Iterable[Any], stamps: Words, mark: int) -> None:
         """Set ``stamps[id] = mark`` for each page."""
         ...

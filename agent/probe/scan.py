@@ -14,8 +14,9 @@ BUDGET_NS = 150_000
 
 CEILING_PAGES = 4096
 IDLE_PAGES = 16384
-AUDIT_PAGES = 32
-"""Pages a step that are sent again while nobody waits; a reader compares them with its table."""
+AUDIT_PAGES = 256
+AUDIT_STEPS = 8
+"""While nobody waits, so many pages are sent again every so many steps; a reader compares them with its table."""
 
 
 class Scan:
@@ -29,6 +30,7 @@ class Scan:
         self._cursor = 0
         self._ns_per_page = 150.0
         self._begin = 0
+        self._steps = 0
 
     def restart(self) -> None:
         """Somebody waits: from here once around."""
@@ -38,11 +40,14 @@ class Scan:
         """Nobody waits any more."""
         self.left = 0
 
+    def audit_pages(self) -> int:
+        """Return how many pages this step sends again, as nobody waits."""
+        self._steps = (self._steps + 1) % AUDIT_STEPS
+        return 0 if self._steps else AUDIT_PAGES
+
     def pages_in_step(self, begin: int) -> int:
-        """Return how many pages this step may send, which began its work at ``begin`` of the clock."""
+        """Return how many pages this step may send to who waits; it began its work at ``begin`` of the clock."""
         self._begin = self.clock()
-        if not self.left:
-            return AUDIT_PAGES
         room = BUDGET_NS - (self._begin - begin)
         return max(FLOOR_PAGES, min(int(room / self._ns_per_page), CEILING_PAGES))
 
@@ -58,8 +63,9 @@ class Scan:
         return self._cursor, min(self._cursor + pages, self._pages)
 
     def done(self, pages: int) -> None:
-        """Count ``pages`` as sent and learn from the time they took."""
-        spent = self.clock() - self._begin
-        self._ns_per_page += 0.1 * (max(spent, 1) / max(pages, 1) - self._ns_per_page)
+        """Count ``pages`` as sent and learn from the time they took, where somebody waited."""
+        if self.left:
+            spent = self.clock() - self._begin
+            self._ns_per_page += 0.1 * (max(spent, 1) / max(pages, 1) - self._ns_per_page)
         self._cursor = (self._cursor + pages) % self._pages
         self.left = max(0, self.left - pages)

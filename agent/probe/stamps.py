@@ -55,6 +55,12 @@ def stamp_each(
     return lengths, [call[-1] for call in calls], b"".join(hashes)
 
 
+def null_name(port: PoolPort) -> int:
+    """Return the name of the page that means "no page"; -1 where there is none."""
+    page = port.null_page
+    return -1 if page is None else next(iter(port.names(port.take(page, page + 1))), -1)
+
+
 class Fresh:
     """Registrations since the last cut: pages and their runs. Filled while somebody follows the feed."""
 
@@ -73,6 +79,7 @@ class Stamps:
 
     def __init__(self, port: PoolPort) -> None:
         self._port = port
+        self._null_name = null_name(port)
         self.page_stamps = array("Q", bytes(8 * port.pages))
         self.log: deque[Registration] = deque(maxlen=LOG_LIMIT)
         self.taken = 0
@@ -227,26 +234,37 @@ class Stamps:
         Yields:
             Stamp, tokens before the first page, pages.
         """
+        _, _, pages, places, start, size, computed, *_ = entry
+        late = self._late is not None and start + size <= computed
+        if not late and self._null_name not in self._port.names(pages):
+            if places is None:
+                yield stamp, start, list(pages)
+                return
+            begin = 0
+            for end in range(1, len(places) + 1):
+                if end == len(places) or places[end] != places[end - 1] + 1:
+                    yield stamp, start + places[begin] * size, list(pages[begin:end])
+                    begin = end
+            return
+        yield from self._uneven_parts(stamp, entry, late=late)
+
+    def _uneven_parts(self, stamp: int, entry: Registration, *, late: bool) -> Iterable[tuple[int, int, list[Any]]]:
+        """Do that for a call with pages that were computed before, or with a null page among them."""
         _, _, pages, places, start, size, computed, status, _ = entry
         null, ids = self._port.null_page, self._port.ids(pages)
-        late, mark = 0, stamp
-        if self._late is not None and start + size <= computed:
-            late, mark = (computed - start) // size, self._late_stamp(stamp, status)
-        if places is None and not late and null not in ids:
-            yield stamp, start, list(pages)
-            return
+        before, mark = ((computed - start) // size, self._late_stamp(stamp, status)) if late else (0, stamp)
         held = zip(range(len(ids)) if places is None else places, ids, pages, strict=True)
         part: list[Any] = []
         begin = end = 0
         for place, page_id, page in held:
-            if part and (place != end or place == late or page_id == null):
-                yield mark if begin < late else stamp, start + begin * size, part
+            if part and (place != end or place == before or page_id == null):
+                yield mark if begin < before else stamp, start + begin * size, part
                 part = []
             if page_id != null:
                 begin, end = begin if part else place, place + 1
                 part.append(page)
         if part:
-            yield mark if begin < late else stamp, start + begin * size, part
+            yield mark if begin < before else stamp, start + begin * size, part
 
     def _late_stamp(self, stamp: int, status: Any) -> int:
         if self._port.loaded(status):

@@ -169,6 +169,10 @@ class FakePool:
         """Return numbers."""
         return [page.number for page in pages]
 
+    def names(self, pages: Iterable[Any]) -> Iterable[int]:
+        """Return identities."""
+        return map(id, pages)
+
     def stamp(self, pages: Iterable[Any], stamps: Words, mark: int) -> None:
         """Stamp pages."""
         for page in pages:

@@ -115,6 +115,10 @@ class ReferencePool:
         """Return page ids."""
         return list(pages)
 
+    def names(self, pages: Iterable[Any]) -> Iterable[int]:
+        """Return the pages, which are their own numbers here."""
+        return pages
+
     def stamp(self, pages: Iterable[Any], stamps: Words, mark: int) -> None:
         """Stamp pages, which are their own numbers here."""
         for page in pages:

@@ -214,6 +214,10 @@ class VllmPool:
         """Return block ids."""
         return [page.block_id for page in pages]
 
+    def names(self, pages: Iterable[Any]) -> Iterable[int]:
+        """Return the identities of blocks, which live as long as the pool: no line of a block's memory is read."""
+        return map(id, pages)
+
     def stamp(self, pages: Iterable[Any], stamps: Words, mark: int) -> None:
         """Stamp pages."""
         for page in pages:
@@ -279,9 +283,9 @@ class VllmPool:
         if not known:
             return []
         if isinstance(ids, range) and len(ids) > len(known):
-            wanted = [page for page in known if page in ids]
+            wanted: Iterable[int] = [page for page in known if page in ids]
         else:
-            wanted = [page for page in dict.fromkeys(ids) if page in known]
+            wanted = known.keys() & set(ids)
         return [(page, key) for page in wanted for key in known[page]]
 
     # ---------------------------------------------------------------- requests
