@@ -4,7 +4,7 @@ Invariant: records are published in the order in which they were made, and a hel
 of the engine. What the commit fence has to tell rides with the next record that is published. Engine's thread.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from .. import feedformat as wire
 from ..feedformat import Counts, Flag, Kind
@@ -13,8 +13,7 @@ from .fence import Fence
 from .ring import Part, Ring
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(NamedTuple):
     """One record that is not published yet."""
 
     kind: Kind

@@ -7,17 +7,15 @@ which is registered, lost and allocated again within one schedule call. Engine's
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from .events import Pending
 from .port import PoolPort
 from .stamps import Stamps, null_name
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """A moment between two events."""
+class Point(NamedTuple):
+    """A moment between two events; a tuple, because it is made on the critical path."""
 
     cleared: int
     """Allocated and evicted pages noted until then, since the start."""
