@@ -23,6 +23,8 @@ GRACE_S: Final = 1.0
 DYING_S: Final = 0.5
 """How long a process that closed its socket may take to be gone."""
 
+_LIST: Final = "to list the engines of this host: kvctl ps"
+
 _CREDENTIALS: Final = struct.Struct("3i")
 _CHUNK: Final = 1 << 18
 
@@ -74,10 +76,9 @@ class Client:
         """What was wrong with it."""
         self._until = time.monotonic() + deadline_s
         if endpoint.state is not EndpointState.LIVE:
+            left = "kvctl doctor --fix removes what it left; " if endpoint.state is EndpointState.DEAD else ""
             raise TargetError(
-                f"the engine of {endpoint.path.name} cannot be used",
-                why=endpoint.reason,
-                next_step="to list the engines of this host: kvctl ps",
+                f"the engine of {endpoint.path.name} cannot be used", why=endpoint.reason, next_step=left + _LIST
             )
         try:
             self._socket = connect_path(endpoint.path, deadline_s)
@@ -148,13 +149,17 @@ class Client:
         """Whether the last :meth:`tell` is not answered yet, as far as was listened."""
         return self._told is not None
 
-    def listen(self) -> None:
-        """Look, without waiting, whether the last :meth:`tell` was answered.
+    def listen(self, *, within_s: float = 0.0) -> None:
+        """Look whether the last :meth:`tell` was answered; does not wait longer than that for it.
 
         Raises:
             KvctlError: What the agent said against it, or that it is gone.
         """
         self._hear()
+        until = time.monotonic() + within_s
+        while self.telling and (left := until - time.monotonic()) > 0:
+            select.select([self._socket], [], [], left)
+            self._hear()
         complaint, self._complaint = self._complaint, None
         if complaint is not None:
             raise complaint
@@ -254,7 +259,7 @@ class Client:
             return TargetError(
                 f"engine {endpoint.pid} ended during `{doing}`",
                 why="its process is gone",
-                next_step="to list the engines of this host: kvctl ps",
+                next_step=_LIST,
             )
         why = "the connection was closed" if error is None else (error.strerror or type(error).__name__).lower()
         return TargetError(

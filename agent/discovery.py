@@ -90,7 +90,7 @@ def _in_folder(folder: Path, allowed: set[int]) -> list[Endpoint]:
             entry = os.lstat(folder / name)
         except OSError:
             continue
-        state, reason = _state_of(folder, owner, entry, parsed, allowed)
+        state, reason = state_of(folder, owner, entry, parsed.pid, parsed.start_ticks, allowed)
         found.append(
             Endpoint(
                 path=folder / name,
@@ -105,10 +105,20 @@ def _in_folder(folder: Path, allowed: set[int]) -> list[Endpoint]:
     return found
 
 
-def _state_of(
-    folder: Path, owner: int, entry: os.stat_result, name: paths.SocketName, allowed: set[int]
+def state_of(
+    folder: Path, owner: int, entry: os.stat_result, pid: int, start_ticks: int, allowed: set[int]
 ) -> tuple[EndpointState, str | None]:
-    ticks = paths.start_ticks(name.pid)
+    """Tell what stands behind a socket file, and why it is not to be used.
+
+    Args:
+        folder: Where it lies.
+        owner: Uid of the folder.
+        entry: What ``lstat`` says of the file.
+        pid: Process that listens, as its name says.
+        start_ticks: When that process started, as its name says.
+        allowed: Uids whose sockets may be used.
+    """
+    ticks = paths.start_ticks(pid)
     if entry.st_uid not in allowed:
         return EndpointState.FOREIGN, f"it belongs to uid {entry.st_uid}"
     if not stat.S_ISSOCK(entry.st_mode):
@@ -117,9 +127,9 @@ def _state_of(
     if fault is not None:
         return EndpointState.UNSAFE, f"folder {folder}: {fault}"
     if ticks is None:
-        return EndpointState.DEAD, f"process {name.pid} is gone"
-    if ticks != name.start_ticks:
-        return EndpointState.DEAD, f"process {name.pid} is another program now"
+        return EndpointState.DEAD, f"process {pid} is gone"
+    if ticks != start_ticks:
+        return EndpointState.DEAD, f"process {pid} is another program now"
     return EndpointState.LIVE, None
 
 
@@ -153,9 +163,18 @@ def endpoint_at(path: Path, *, trusted: Iterable[int] = ()) -> Endpoint:
 def _why_none(path: Path) -> str:
     """Say why a path is no socket of ours."""
     try:
-        found = path.exists()
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return "there is no such socket"
     except PermissionError:
         return "its folder is closed to you"
     except OSError as error:
         return (error.strerror or str(error)).lower()
-    return "its name is not one that kvctl gives" if found else "there is no such socket"
+    if stat.S_ISDIR(mode):
+        return "it is a folder: name a socket in it, or set KVCTL_RUNTIME_DIR to it"
+    if not stat.S_ISSOCK(mode):
+        return "it is not a socket"
+    return (
+        "its name is not one that kvctl gives, engine-PID-START.sock, which tells whose it is: it was renamed, or "
+        "another program made it"
+    )

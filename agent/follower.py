@@ -5,6 +5,7 @@ that need it stay None. Used by :class:`agent.session.Session`; not thread-safe.
 """
 
 import contextlib
+import math
 import os
 import time
 from collections import OrderedDict, deque
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from . import decisionformat
+from .borrowing import Loan, borrow
 from .client import Client
 from .decisionformat import DecisionRecord
 from .errors import DeadlineError, TargetError
@@ -20,6 +22,7 @@ from .model.decision import Decision
 from .model.groups import Geometry
 from .model.snapshot import Consistency, Level, PageColumns
 from .model.states import GroupId
+from .serving import TableServer
 from .table import RingReader
 
 POLL_S = 0.002
@@ -27,6 +30,12 @@ POLL_S = 0.002
 
 RECENT = 4096
 RECORDS_AT_ONCE = 4096
+
+CATCH_UP_S = 1.0
+"""How long a reader stays at the ring after a gap, at a time."""
+
+SERVE_AFTER_S = 1.0
+"""A reader that still looks at the ring so long after it had the table stays: it serves its table to others."""
 
 
 class EngineGhost:
@@ -122,6 +131,14 @@ class Follower:
             self._reader = RingReader(descriptor, level=level, on_bootstrap=self._ask_for_table)
         finally:
             os.close(descriptor)
+        self._lender: int | None = None
+        """Pid of the reader whose table this one went on from."""
+        self._lent_at = 0
+        """Epoch of that table."""
+        self._lent_whole = True
+        self._lender_wrong = False
+        self._server: TableServer | None = None
+        self._serve_at = math.inf
 
     def _ask_for_table(self) -> None:
         self._client.call("bootstrap")
@@ -138,17 +155,56 @@ class Follower:
             TargetError: The engine ended meanwhile.
         """
         until = time.monotonic() + deadline_s
-        self._reader.restart()
+        loan = borrow(self._client.endpoint, self._reader, groups=len(self._geometry.groups), deadline_s=deadline_s)
+        if loan is None:
+            self._reader.restart()
+        else:
+            self._adopt(loan)
         while True:
             self.apply()
             if progress is not None:
                 progress(self._reader.progress)
             if self._reader.complete:
+                self._serve_at = time.monotonic() + SERVE_AFTER_S
                 return
             if time.monotonic() > until:
                 share = f"{self._reader.progress:.0%}"
                 raise DeadlineError(f"the page table did not arrive in {deadline_s:g} s", why=f"{share} of it is here")
             time.sleep(POLL_S)
+
+    def _adopt(self, loan: Loan) -> None:
+        """Go on from another reader's table; what that lacks the engine sends, and it is compared on the way."""
+        self._lender, self._lent_at = loan.pid, loan.epoch
+        self._reader.adopt(loan.table, loan.position, loan.sequence)
+        self.apply()
+        if not self._reader.complete:
+            self._lent_whole = False
+            self._ask_for_table()
+
+    def _doubt(self) -> None:
+        """Begin anew from the engine if another reader's table turns out to be wrong."""
+        if self._lender is not None and self._reader.doubtful and not self._lender_wrong:
+            self._lender_wrong = True
+            self._reader.renew()
+
+    def _origin(self) -> tuple[str, ...]:
+        """Say where the table came from, if not from the engine."""
+        if self._lender is None:
+            return ()
+        if self._lender_wrong:
+            return (f"the page table of reader {self._lender} was wrong: it was read anew from the engine",)
+        # After a gap the engine sent every page again; what it cannot tell stayed.
+        whole = self._lent_whole and not self._reader.gaps
+        what = "the page table was" if whole else "the parents of cached pages were"
+        return (f"{what} taken over from reader {self._lender}, at epoch {self._lent_at}",)
+
+    def serve(self) -> None:
+        """Hand the table to readers that ask for it, once it is clear that this one stays. Does not wait."""
+        if self._server is not None:
+            self._server.serve(self._reader)
+        elif time.monotonic() >= self._serve_at:
+            self._serve_at = math.inf
+            self._server = TableServer.open(self._client.endpoint)
 
     def apply(self, *, until_epoch: int | None = None) -> None:
         """Apply what is in the ring.
@@ -161,12 +217,28 @@ class Follower:
         """
         while self._reader.poll(self._decided, limit=RECORDS_AT_ONCE, until_epoch=until_epoch) >= RECORDS_AT_ONCE:
             pass
+        self._doubt()
         if self._reader.closed or not self._client.alive():
             raise TargetError(
                 "the engine's agent has ended the feed",
                 why="the engine ended, or its probe was switched off",
                 next_step="to see whether it runs: kvctl ps",
             )
+
+    def keep_up(self) -> None:
+        """Apply what is in the ring; after a gap, stay with it for a moment, or until there is a decision.
+
+        An idle engine sends a large table in less time than passes between two looks: one that always came too late
+        would ask for it for ever.
+
+        Raises:
+            TargetError: The engine ended, or its probe was taken out.
+        """
+        until = time.monotonic() + CATCH_UP_S
+        self.apply()
+        while not (self._reader.complete or self._fresh) and time.monotonic() < until:
+            time.sleep(POLL_S)
+            self.apply()
 
     def _decided(self, body: bytes) -> None:
         record = decisionformat.decode(body)
@@ -209,19 +281,26 @@ class Follower:
         while True:
             self.apply(until_epoch=wanted)
             reader = self._reader
+            notes = self._origin()
             if reader.complete and (wanted is None or reader.epoch == wanted):
-                return reader.table.to_columns(), Consistency.ATOMIC, ()
+                return self._columns(), Consistency.ATOMIC, notes
             if reader.complete and wanted is not None and reader.epoch > wanted:
                 note = f"the page table is of epoch {reader.epoch}, everything else of epoch {wanted}"
-                return reader.table.to_columns(), Consistency.TORN, (note,)
+                return self._columns(), Consistency.TORN, (note, *notes)
             if time.monotonic() > until:
                 raise DeadlineError("the page table did not arrive in time", why=f"{reader.progress:.0%} of it is here")
             # A gap began a new bootstrap: its records are later than the epoch that was read.
             wanted = wanted if reader.complete else None
             time.sleep(POLL_S)
 
+    def _columns(self) -> PageColumns:
+        """Return the table as it is now, with what this reader follows of it."""
+        return self._reader.table.to_columns(references=self._reader.level is Level.REFERENCES)
+
     def close(self) -> None:
         """Leave the feed."""
+        if self._server is not None:
+            self._server.close()
         self._reader.close()
         with contextlib.suppress(TargetError, DeadlineError):
             if self._client.alive():

@@ -17,12 +17,15 @@ from .discovery import Endpoint, EndpointState, discover, endpoint_at
 from .errors import TargetError, UsageError
 from .explainedformat import knowledge
 from .follower import Follower
+from .lineage import standing_for, stranger
 from .model.decision import Decision
 from .model.groups import Geometry
 from .model.snapshot import Consistency, EngineInfo, Level, Snapshot
 from .sharing import Sharing
 
 DEFAULT_DEADLINE_S = 10.0
+REST_S = 0.25
+"""Between two looks at the ring while nobody asks for anything."""
 DECISIONS_KEPT = 1000
 """Decisions in a snapshot: as many as the probe names at first."""
 
@@ -35,6 +38,8 @@ class Session:
         self.info: EngineInfo = replies.engine(client.hello)
         self._geometry: Geometry | None = None
         self._follower: Follower | None = None
+        self.serves = True
+        """Whether it hands its page table on if it stays; what must leave no file when it is killed does not."""
         self._sharing = Sharing(client)
         self._listed: dict[int, Decision] = {}
         """The latest decisions that the probe named, explained as far as others did that."""
@@ -128,19 +133,40 @@ class Session:
     def poll(self) -> tuple[Decision, ...]:
         """Apply what is in the ring; return the decisions it held, explained, oldest first.
 
+        Does not wait, but for a moment where the page table was lost and comes anew.
+
         Raises:
             TargetError: The engine ended; decisions that it left in the ring are returned first.
         """
         if self._follower is None:
             raise UsageError("this session does not follow the engine yet", next_step="call follow first")
         try:
-            self._follower.apply()
+            self._follower.keep_up()
         except TargetError:
             if left := self._follower.take_decisions():
                 return left
             raise
-        self._sharing.post()
+        self._behind()
         return self._follower.take_decisions()
+
+    def rest(self, seconds: float) -> None:
+        """Wait; where the engine is followed it still is, and others are served. Decisions stay for :meth:`poll`."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            time.sleep(left if self._follower is None else min(left, REST_S))
+            if self._follower is None:
+                continue
+            try:
+                self._follower.keep_up()
+            except TargetError:
+                return  # whatever is read next says so
+            self._behind()
+
+    def _behind(self) -> None:
+        """Pass on what other readers can use; does not wait."""
+        self._sharing.post()
+        if self.serves and self._follower is not None:
+            self._follower.serve()
 
     def snapshot(
         self,
@@ -236,7 +262,7 @@ def open_target(
     """Open the engine that an operator means; with one engine on the host nothing need be named.
 
     Args:
-        pid: Process id of the engine core, or of any process above it (API server, launcher).
+        pid: Process id of the engine core, or of one above it that stands for it (API server, launcher).
         name: Served model name.
         socket: Path of its socket.
         trusted: Uids besides the caller's own whose sockets may be used.
@@ -259,8 +285,7 @@ def open_target(
 
 
 def _by_pid(pid: int, live: list[Endpoint], endpoints: list[Endpoint]) -> Endpoint:
-    own = [endpoint for endpoint in live if endpoint.pid == pid]
-    below = own or [endpoint for endpoint in live if pid in paths.ancestors(endpoint.pid)]
+    below = standing_for(pid, live)
     if len(below) == 1:
         return below[0]
     if below:
@@ -273,16 +298,7 @@ def _by_pid(pid: int, live: list[Endpoint], endpoints: list[Endpoint]) -> Endpoi
     other = next((endpoint for endpoint in endpoints if endpoint.pid == pid), None)
     if other is not None:
         raise TargetError(f"the engine of process {pid} cannot be used", why=other.reason, next_step="see kvctl doctor")
-    raise TargetError(
-        f"process {pid} has no agent",
-        why=_why_no_socket() if Path(f"/proc/{pid}").exists() else "there is no such process",
-        next_step="start the engine with `kvctl run -- ...`; kvctl ps lists those that have an agent",
-    )
-
-
-def _why_no_socket() -> str:
-    deaf = paths.deaf()
-    return "no socket in the runtime folders carries its pid" if deaf is None else f"no agent can listen here: {deaf}"
+    raise stranger(pid, live)
 
 
 def _by_name(name: str, live: list[Endpoint], deadline_s: float) -> Session:
@@ -312,7 +328,7 @@ def _none_or_several(live: list[Endpoint], endpoints: list[Endpoint]) -> TargetE
         return TargetError(
             f"{len(live)} engines run on this host", why=f"pids {listed}", next_step="name one with --pid or --engine"
         )
-    reasons = "; ".join(f"{endpoint.pid}: {endpoint.reason}" for endpoint in endpoints if endpoint.reason)
+    reasons = "; ".join(f"{endpoint.path.name}: {endpoint.reason}" for endpoint in endpoints if endpoint.reason)
     deaf = paths.deaf()
     return TargetError(
         "no engine with an agent runs on this host",

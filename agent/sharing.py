@@ -1,8 +1,9 @@
 """One reader's side of explanations that travel between readers: posts its own, and learns those of others.
 
-Invariant: nobody waits for a post (at most one is under way, small enough for the socket), and nothing that fails here
-reaches who follows: an agent that does not know the operation, or refuses a post, is asked no more. What others say is
-judged before it is used, and only adds to what the engine itself recorded. Used by :mod:`agent.session`.
+Invariant: nobody waits for a post but who leaves, and briefly (one is under way at a time, small enough for the
+socket), and nothing that fails here reaches who follows: an agent that does not know the operation, or refuses a post,
+is asked no more. What others say is judged before it is used, and only adds to what the engine itself recorded. Used by
+:mod:`agent.session`.
 """
 
 import time
@@ -24,6 +25,8 @@ CHARACTERS: Final = 32 << 10
 """Of one post: the socket takes them at once."""
 PENDING: Final = 1024
 """Explanations that wait to be posted; the oldest go first."""
+LEAVING_S: Final = 0.5
+"""How long a reader that leaves waits for the answer to its last post but one, so that it can post what is left."""
 ASK_S: Final = 2.0
 KNOWN: Final = 1 << 14
 """Explanations that are remembered; more only of decisions that are asked for at once."""
@@ -74,16 +77,16 @@ class Sharing:
         if now < due and not last:
             return
         try:
-            if not self._answered():
+            if not self._answered(LEAVING_S if last else 0.0):
                 return
             self._post_at = now + POST_S
             self._client.tell("explained", lines="\n".join(self._batch()))
         except KvctlError as error:
             self._failed(error)
 
-    def _answered(self) -> bool:
+    def _answered(self, within_s: float) -> bool:
         """Whether the last post was answered."""
-        self._client.listen()
+        self._client.listen(within_s=within_s)
         return not self._client.telling
 
     def _batch(self) -> list[str]:

@@ -18,7 +18,7 @@ from agent.errors import KvctlError
 from agent.gates.runner import run as run_gates
 from agent.model.finding import Finding, GateResult
 from agent.model.snapshot import Level, Snapshot
-from agent.session import open_target
+from agent.session import Session, open_target
 from inspector.report import Report
 from inspector.tui.link import EngineLink
 from inspector.views.demo import Injection, Looked, Run
@@ -47,6 +47,13 @@ _KEPT = 50_000
 """Decisions that the report is made of: those of the last hours, where a dashboard stays open for long."""
 
 
+def _opened(pid: int) -> Session:
+    """Open the demo's engine; a demo that is killed leaves no socket."""
+    session = open_target(pid)
+    session.serves = False
+    return session
+
+
 class DemoRun:
     """Watches one engine.
 
@@ -58,7 +65,7 @@ class DemoRun:
     def __init__(self, engine: DemoEngine, fault: tuple[str, Sequence[str]] | None) -> None:
         """Connect to the engine and follow its page table."""
         self._engine, self._fault = engine, fault
-        self._session = open_target(engine.pid)
+        self._session = _opened(engine.pid)
         self._session.follow(Level.REFERENCES)
         self._started = time.monotonic()
         self._left = threading.Event()
@@ -91,7 +98,7 @@ class DemoRun:
 
     def dashboard(self) -> None:
         """Show the dashboard until it is left; a fault comes when the cache has filled."""
-        link = EngineLink(partial(open_target, self._engine.pid), _TIMEOUT_S)
+        link = EngineLink(partial(_opened, self._engine.pid), _TIMEOUT_S)
         behind = threading.Thread(target=self._until_lost, args=(self._behind,), name="demo", daemon=True)
         behind.start()
         try:

@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent import paths
+from agent import paths, readers
 from agent.discovery import Endpoint, EndpointState, discover, remove_leftover
 from agent.errors import KvctlError
 from inspector.format import plural
@@ -65,7 +65,7 @@ def all_checks(timeout_s: float) -> list[Check]:
         libraries(),
         engines_installed(),
         *runtime_folders(),
-        leftovers(endpoints),
+        leftovers([*endpoints, *readers.endpoints()]),
         foreign_sockets(endpoints),
         nvml(),
         *live_engines(endpoints, timeout_s),
@@ -239,17 +239,16 @@ def _folder_advice(folder: Path, uid: int) -> str:
 
 
 def leftovers(endpoints: Sequence[Endpoint]) -> Check:
-    """Look for sockets of engines that are gone."""
+    """Look for sockets of engines that are gone, and of readers that served their table."""
     dead = [item for item in endpoints if item.state is EndpointState.DEAD]
     if not dead:
         return Check(name="leftovers", health=Health.OK, detail="none")
     listed = "; ".join(f"{item.path} ({item.reason})" for item in dead[:5])
-    return Check(
-        name="leftovers",
-        health=Health.NOTE,
-        detail=f"{plural(len(dead), 'socket')} of dead engines: {listed}",
-        next_step="kvctl doctor --fix removes them",
-    )
+    detail = f"{plural(len(dead), 'socket')} of dead processes: {listed}"
+    return Check(name="leftovers", health=Health.NOTE, detail=detail, next_step="kvctl doctor --fix removes them")
+
+
+_AS_THAT_USER = "run kvctl as that user, or start the engine with KVCTL_ALLOWED_UIDS; root trusts nobody silently"
 
 
 def foreign_sockets(endpoints: Sequence[Endpoint]) -> Check:
@@ -258,11 +257,12 @@ def foreign_sockets(endpoints: Sequence[Endpoint]) -> Check:
     if not others:
         return Check(name="other users", health=Health.OK, detail="no sockets of other users")
     listed = "; ".join(f"{item.path}: {item.reason}" for item in others[:5])
+    foreign = any(item.state is EndpointState.FOREIGN for item in others)
     return Check(
-        name="other users",
+        name="other users" if foreign else "not used",
         health=Health.NOTE,
         detail=listed,
-        next_step="run kvctl as that user, or start the engine with KVCTL_ALLOWED_UIDS; root trusts nobody silently",
+        next_step=_AS_THAT_USER if foreign else "the reason stands behind each; remove what is no socket of yours",
     )
 
 
@@ -309,6 +309,7 @@ def live_engines(endpoints: Sequence[Endpoint], timeout_s: float) -> Iterator[Ch
             with Session.open(endpoint, deadline_s=timeout_s) as session:
                 yield from _engine(name, session.overview())
                 yield from _sharing(name, session)
+            yield from _serving(name, endpoint)
         except KvctlError as error:
             yield Check(name=name, health=Health.PROBLEM, detail=error.why or error.what, next_step=error.next_step)
 
@@ -316,7 +317,6 @@ def live_engines(endpoints: Sequence[Endpoint], timeout_s: float) -> Iterator[Ch
 def _engine(name: str, snapshot: "Snapshot") -> Iterator[Check]:
     engine = snapshot.engine
     agent = engine.agent_version
-    detail = f"{engine.engine} {engine.version}, {engine.model}, agent {agent or 'unknown'}"
     off = [item for item in snapshot.capabilities if not item.on and item.name != "changes"]
     for item in off:
         health = Health.PROBLEM if item.name in ESSENTIAL else Health.NOTE
@@ -335,6 +335,7 @@ def _engine(name: str, snapshot: "Snapshot") -> Iterator[Check]:
             detail="runs without prefix caching: every look-up is cold",
             next_step="start it with --enable-prefix-caching",
         )
+    detail = f"{engine.engine} {engine.version}, {engine.model}, agent {agent or 'unknown'}"
     yield Check(name=name, health=Health.OK, detail=detail)
     yield _trace_headers(name, snapshot)
 
@@ -359,6 +360,12 @@ def _sharing(name: str, session: "Session") -> Iterator[Check]:
         )
 
 
+def _serving(name: str, endpoint: Endpoint) -> Iterator[Check]:
+    """Name the readers that hand their page table to others, where there are any."""
+    if pids := sorted({str(item.endpoint.pid) for item in readers.of_engine(endpoint)}):
+        yield Check(name=name, health=Health.OK, detail=f"readers that hand on its page table: {', '.join(pids)}")
+
+
 def _trace_headers(name: str, snapshot: "Snapshot") -> Check:
     """Say whether the engine hands trace headers to its core: vLLM does so only with --otlp-traces-endpoint."""
     endpoint = snapshot.engine.details.get("otlp_traces_endpoint")
@@ -375,9 +382,9 @@ def _trace_headers(name: str, snapshot: "Snapshot") -> Check:
 
 
 def clean_up() -> list[str]:
-    """Remove the sockets of engines that are provably gone; return a line for each."""
+    """Remove the sockets of engines and readers that are provably gone; return a line for each."""
     lines = []
-    for item in discover():
+    for item in [*discover(), *readers.endpoints()]:
         if item.state is not EndpointState.DEAD:
             continue
         try:

@@ -12,7 +12,7 @@ from agent.errors import UnsupportedError
 
 from .options import Options
 from .output import Progress
-from .targets import Need, Source, open_source, pause
+from .targets import Need, Source, open_source
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +38,7 @@ def show(options: Options, need: Need, view: "Callable[[Snapshot], Report]") -> 
             options.output.show(report)
             if options.watch is None or number == options.watch.count:
                 return
-            pause(options.watch.interval_s)
+            source.rest(options.watch.interval_s)
 
 
 def read(source: Source, need: Need, options: Options) -> "Snapshot":

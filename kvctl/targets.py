@@ -64,7 +64,10 @@ class Source(Protocol):
         """Return a snapshot that holds at least what is needed, as far as the source has it."""
 
     def fresh_decisions(self) -> "tuple[Decision, ...]":
-        """Return the decisions since the last call, oldest first; does not wait."""
+        """Return the decisions since the last call, oldest first; does not wait for one."""
+
+    def rest(self, seconds: float) -> None:
+        """Wait between two readings."""
 
 
 class FileSource:
@@ -97,6 +100,10 @@ class FileSource:
             why="nothing new ever comes out of a file",
             next_step="leave out -f, or leave out --snapshot to follow the live engine",
         )
+
+    def rest(self, seconds: float) -> None:
+        """Wait."""
+        pause(seconds)
 
 
 class LiveSource:
@@ -161,6 +168,10 @@ class LiveSource:
     def fresh_decisions(self) -> "tuple[Decision, ...]":
         """Return the explained decisions that have come since the last call."""
         return self._session.poll()
+
+    def rest(self, seconds: float) -> None:
+        """Wait, and keep up with the engine."""
+        self._session.rest(seconds)
 
     def follow(self, progress: "Callable[[float], None]") -> None:
         """Join the feed so that decisions come explained."""

@@ -190,6 +190,19 @@ def test_one_post_is_under_way_at_a_time(
         wait_for(posted, "the second post")
 
 
+def test_who_leaves_right_after_a_post_loses_nothing(engine: TinyEngine, endpoint: Endpoint) -> None:
+    """What was explained while a post was on its way is there for whoever asks as soon as this reader has left."""
+    decide(engine, 2)
+    with Session.open(endpoint) as other:
+        first, second = other.decisions()
+        with Session.open(endpoint) as session:
+            session._sharing.add(explained(first))
+            session._sharing.post()
+            session._sharing.add(explained(second))
+            session._sharing.post(last=True)
+        assert [item.logical for item in other.decisions()] == [48, 48]
+
+
 def test_only_what_was_explained_is_posted(engine: TinyEngine, endpoint: Endpoint) -> None:
     """Neither decisions without a table, nor look-ups that are not decided yet."""
     decide(engine, 1)

@@ -35,24 +35,6 @@ def _finish(feed: Feed, reader: RingReader) -> None:
     reader.poll()
 
 
-def _act(pool: FakePool, rng: random.Random, name: str, action: str) -> None:
-    live = list(pool.requests_by_name.values())
-    if action == "start":
-        request = pool.request(name, rng.randint(1, 8))
-        mask = [rng.random() < 0.8 for _ in request.table] if rng.random() < 0.3 else None
-        pool.register(request, 0, len(request.table), group=rng.randint(0, 4), mask=mask)
-    elif action == "finish" and live:
-        pool.finish(rng.choice(live))
-    elif action == "evict":
-        pool.evict(rng.sample(pool.all[1:], 5))
-    elif action == "extra":
-        page = rng.choice(pool.all[1:])
-        if page.key is not None:
-            pool.register_more(page, rng.randbytes(32) + bytes(4))
-    elif action == "reset":
-        pool.reset()
-
-
 ACTIONS = ["start", "start", "start", "finish", "finish", "evict", "extra", "extra", "reset", "cut", "step", "poll"]
 
 
@@ -75,7 +57,7 @@ def test_any_sequence_of_changes_arrives_exactly(actions: list[str], seed: int, 
         elif action == "poll":
             reader.poll()
         else:
-            _act(pool, rng, str(number), action)
+            pool.act(rng, str(number), action)
     _finish(feed, reader)
     feed.audit()
     reader.poll()

@@ -67,6 +67,8 @@ class RingReader:
         self._garbled_in_row = 0
         self._position = self._header[wire.HEADER_POSITION]
         self._sequence: int | None = None
+        self._joined_at = self._position
+        """Look-ups before this place are no news, though records before it may be applied."""
 
     def _check_header(self) -> None:
         header = self._header
@@ -91,8 +93,9 @@ class RingReader:
 
     @property
     def progress(self) -> float:
-        """Part of the pool that is known since the last gap, 0 .. 1."""
-        return self.table.seen_ratio
+        """Part of the pool that is known since the last gap, at the level of this reader, 0 .. 1."""
+        known = self.table.seen_ratio
+        return known if self.level is Level.CONTENT else min(known, self.table.references_ratio)
 
     @property
     def epoch(self) -> int:
@@ -113,6 +116,50 @@ class RingReader:
     def closed(self) -> bool:
         """Whether the writer has finished with this ring; a dead writer cannot say so: watch its socket."""
         return bool(self._header[wire.HEADER_CLOSED])
+
+    @property
+    def pages(self) -> int:
+        """Pages of the engine's pool, as the ring says."""
+        return self.table.pages
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Which ring, the first byte of it that was not applied, and the number of the last record that was."""
+        return self.instance, self._position, self._sequence or 0
+
+    @property
+    def gaps(self) -> int:
+        """How often the table had to come anew, whatever the cause."""
+        return self.overruns + self.garbled + self.resyncs
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether the table was ever found to differ from the engine's."""
+        return bool(self.table.mismatches or self.failed_audits)
+
+    # --------------------------------------------------- tables of other readers
+
+    def reaches(self, position: int) -> bool:
+        """Whether everything from a place of the ring on is still there."""
+        header = self._header
+        return header[wire.HEADER_OLDEST] <= position <= header[wire.HEADER_POSITION] and position % 8 == 0
+
+    def adopt(self, table: Table, position: int, sequence: int) -> None:
+        """Go on from the table of another reader of this ring; one that was overwritten meanwhile is a gap.
+
+        Args:
+            table: As it was between two records.
+            position: First byte after the former.
+            sequence: Its number.
+        """
+        self.table = table
+        self._position, self._sequence = position, sequence
+
+    def renew(self) -> None:
+        """Begin anew with nothing at all: what was known is not to be trusted."""
+        self.table = Table(self.table.pages)
+        self.failed_audits = 0
+        self.restart()
 
     # ---------------------------------------------------------------- reading
 
@@ -180,7 +227,7 @@ class RingReader:
             good = self.table.audit(record.body)
             self.audits += good is not None
             self.failed_audits += good is False
-        elif record.head.kind == Kind.DECISION and on_decision is not None:
+        elif record.head.kind == Kind.DECISION and on_decision is not None and self._position > self._joined_at:
             on_decision(record.body)
 
     def _next(self) -> Record | None:

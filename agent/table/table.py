@@ -64,6 +64,11 @@ class Table:
         return self._seen_count / self.pages
 
     @property
+    def references_ratio(self) -> float:
+        """Part of the pool whose references are known, 0 .. 1."""
+        return float(np.count_nonzero(self._seen_references)) / self.pages
+
+    @property
     def complete(self) -> bool:
         """Whether every page is known."""
         return self._seen_count == self.pages
@@ -87,9 +92,14 @@ class Table:
         """Drop the index of keys, which costs about 130 bytes a page; the next :meth:`presence` builds it anew."""
         self._presence = None
 
-    def to_columns(self) -> PageColumns:
-        """Copy the table as it is now into immutable columns."""
-        references = self.has_references
+    def to_columns(self, *, references: bool = True) -> PageColumns:
+        """Copy the table as it is now into immutable columns.
+
+        Args:
+            references: With references and free list, where they are known. What came along with another reader's is
+                not kept up to date: a reader that does not follow them leaves them out.
+        """
+        references = references and self.has_references
         copies = self._copies
         return PageColumns(
             count=self.pages,
@@ -131,6 +141,12 @@ class Table:
         return bool(self.checksum(references=bool(references)) == crc)
 
     # --------------------------------------------------------------- applying
+
+    def mark_known(self, *, references: bool) -> None:
+        """Every page was filled in from another reader's table: chunks are compared with it from now on."""
+        self._seen[:] = True
+        self._seen_count = self.pages
+        self._seen_references[:] = references
 
     def forget(self) -> None:
         """There was a gap: nothing is known until the next whole scan."""

@@ -36,7 +36,7 @@ class Link(Protocol):
         """Join the feed; return why not where this engine has none."""
 
     def poll(self) -> tuple[Decision, ...]:
-        """Return the decisions since the last call, explained where the feed was joined; never waits."""
+        """Return the decisions since the last call, explained where the feed was joined; see ``Session.poll``."""
 
     def read(self, *, table: bool) -> Snapshot:
         """Read a snapshot, with the page table where that is asked for and there is one."""

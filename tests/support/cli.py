@@ -110,6 +110,9 @@ class FakeSession:
             return self.fresh.pop(0)
         return ()
 
+    def rest(self, seconds: float) -> None:
+        """Let no time go by between two readings."""
+
     def snapshot(self, *, tables: bool = True, free_list: bool = False, lookups: int = 0) -> Snapshot:
         """Return the whole snapshot."""
         return self.full

@@ -135,6 +135,24 @@ class FakePool:
         if self.events is not None:
             self.events.reset()
 
+    def act(self, rng: random.Random, name: str, action: str) -> None:
+        """Do one thing that an engine does, to random pages; a request that starts is called ``name``."""
+        live = list(self.requests_by_name.values())
+        if action == "start":
+            request = self.request(name, rng.randint(1, 8))
+            mask = [rng.random() < 0.8 for _ in request.table] if rng.random() < 0.3 else None
+            self.register(request, 0, len(request.table), group=rng.randint(0, 4), mask=mask)
+        elif action == "finish" and live:
+            self.finish(rng.choice(live))
+        elif action == "evict":
+            self.evict(rng.sample(self.all[1:], 5))
+        elif action == "extra":
+            page = rng.choice(self.all[1:])
+            if page.key is not None:
+                self.register_more(page, rng.randbytes(32) + bytes(4))
+        elif action == "reset":
+            self.reset()
+
     # -------------------------------------------------------------- the port
 
     def refuse(self) -> str | None:

@@ -1,4 +1,4 @@
-"""``kvctl decisions -f`` running beside a test: the decisions of a live engine as they come, explained.
+"""A command that stays, running beside a test: ``kvctl decisions -f``, the decisions of a live engine as they come.
 
 Invariant: the command is a process of its own, ended with the context; a decision is waited for, never slept for.
 """
@@ -28,7 +28,7 @@ class Follower:
 
     def _complete_lines(self) -> list[str]:
         if self.process.poll() is not None:
-            raise AssertionError(f"kvctl decisions -f ended with {self.process.returncode}: {self.err.read_text()}")
+            raise AssertionError(f"the command ended with {self.process.returncode}: {self.err.read_text()}")
         return self.out.read_text(encoding="utf-8").split("\n")[:-1]
 
     def next(self, count: int = 1) -> list[dict[str, Any]]:
@@ -46,13 +46,21 @@ class Follower:
 
 
 @contextmanager
-def follow_decisions(server: Server, folder: Path) -> Iterator[Follower]:
-    """Follow the decisions of a server until the context is left; entered when the follower has joined the feed."""
+def follow_decisions(
+    server: Server, folder: Path, *, words: tuple[str, ...] = ("decisions", "-f")
+) -> Iterator[Follower]:
+    """Follow the decisions of a server until the context is left; entered when the follower has joined the feed.
+
+    Args:
+        server: Whose.
+        folder: For its output.
+        words: Another command that stays.
+    """
     out, err = folder / "decisions.jsonl", folder / "decisions.err"
     environment = engine_env.clean_environment() | {"KVCTL_RUNTIME_DIR": str(server.runtime), "PYTHONUNBUFFERED": "1"}
     with out.open("wb") as stdout, err.open("wb") as stderr:
         process = subprocess.Popen(
-            [*engine_env.kvctl_command(), "decisions", "-f", "-o", "jsonl"],
+            [*engine_env.kvctl_command(), *words, "-o", "jsonl"],
             env=environment,
             cwd=engine_env.ROOT,
             stdin=subprocess.DEVNULL,
@@ -61,7 +69,7 @@ def follow_decisions(server: Server, folder: Path) -> Iterator[Follower]:
         )
     follower = Follower(process, out, err)
     try:
-        wait_for(lambda: _joined(server, follower), "kvctl decisions -f to join the feed")
+        wait_for(lambda: _joined(server, follower), "the command to join the feed")
         follower.taken = len(out.read_text(encoding="utf-8").split("\n")) - 1
         yield follower
     finally:
@@ -71,7 +79,7 @@ def follow_decisions(server: Server, folder: Path) -> Iterator[Follower]:
 
 def _joined(server: Server, follower: Follower) -> bool:
     if follower.process.poll() is not None:
-        raise AssertionError(f"kvctl decisions -f ended with {follower.process.returncode}: {follower.err.read_text()}")
+        raise AssertionError(f"the command ended with {follower.process.returncode}: {follower.err.read_text()}")
     with server.session() as session:
         feed = session.call("capabilities")["feed"]
     return any(feed["readers"].values()) and feed["bootstrap_pages_left"] == 0
