@@ -94,6 +94,8 @@ class _Veil:
                 found.transfers,
                 lambda item: item if item.request is None else replace(item, request=self.request(item.request)),
             ),
+            # The id of a plan that an admission made has the request in it.
+            plans=_each(found.plans, lambda item: replace(item, id=self.request(item.id))),
             binds=None if found.binds is None else self.binds(found.binds),
             contract=None if found.contract is None else _without_seed(found.contract),
             tiers=_each(

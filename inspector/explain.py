@@ -49,8 +49,9 @@ REASONS: dict[Reason, Explanation] = {
         "window "
         "at that point never was. Nothing was lost, it was never kept; more memory does not help.",
         confirm="The same prompt repeated as a whole is fully reused; siblings that branch off earlier are not.",
-        action="Make retention denser: in vLLM --prefix-cache-retention-interval N keeps one window every N tokens; a "
-        "smaller N is hit more finely and takes more pages.",
+        action="Make retention denser: in vLLM --prefix-cache-retention-interval N keeps one window every N tokens, "
+        "None all; a smaller N is hit more finely and takes more pages. `kvctl inspect groups` says what is in force, "
+        "and of what N has to be a multiple.",
         commands=("kvctl decisions --where reason=not_retained", "kvctl inspect groups"),
     ),
     Reason.WINDOW_HOLE: Explanation(

@@ -26,7 +26,8 @@ WORDS: dict[str, str] = {
     "logical": "logical hit: the longest prefix of the request that was computed once and of which something is still "
     "cached. It says what could have been reused.",
     "usable": "usable hit: the longest prefix at which every required group can resume. It is what really saves work. "
-    "In kvctl ps and as a share: usable over logical tokens.",
+    "USABLE/LOGICAL in kvctl ps is its share of logical; shares in kvctl inspect are of what was looked up. Beside "
+    "KV305 it is what the engine reused, which was more.",
     "lookup": "tokens of the prompt that the engine looked up in its cache when it admitted the request",
     "lost": "tokens that were logically there and had to be computed again, booked to the group and the reason that "
     "cost them. As a gate's verdict in the demo: only findings of this kind, no fault.",
@@ -92,6 +93,9 @@ WORDS: dict[str, str] = {
     "tier": "another place that holds prefixes: host memory, a disk, a remote store",
     "entries": "pieces that a tier holds",
     "fragment": "cached pages whose beginning is gone, or that are shorter than one hit: part of no prefix",
+    "retention": "how many windows and checkpoints the engine keeps for later requests: all (dense), one every so many "
+    "tokens (the retention interval), or, with interval 0, only where a prompt ends. `kvctl inspect groups` says "
+    "which.",
     # decisions and requests
     "decision": "what one request could reuse when it was admitted; its id is what kvctl explain NUMBER takes",
     "outcome": "how a decision ended: reuse, partial, prefetching, recompute",
@@ -138,7 +142,7 @@ WORDS: dict[str, str] = {
     "abstain": "of a gate or code: it could not look, and says why; it never counts as pass. --fail-on abstain makes "
     "it exit code 6.",
     "experimental": "an error that is shown as a warning until 100,000 clean checks of this engine configuration are "
-    "on record: it may be a false alarm",
+    "on record, or a finding of a torn reading: it may be a false alarm",
     "severity": "error: wrong answers are possible; warning: reuse or capacity is lost; info: good to know",
     "error": "of a finding: wrong answers are possible",
     "warning": "of a finding: reuse or capacity is lost, or it is an error that is still experimental",
@@ -193,7 +197,7 @@ ALIASES: dict[str, str] = {
     **{sign: status.value for status, sign in SIGN.items()},
     **dict.fromkeys(("losses", "loss", "lost_tokens", "loss_means", "share_of_the_loss"), "lost"),
     **dict.fromkeys(("limits", "limited_by", "limit"), "limiting"),
-    **dict.fromkeys(("hit", "hits"), "usable"),
+    **dict.fromkeys(("hit", "hits", "usable/logical"), "usable"),
     **dict.fromkeys(("look_up", "lookups", "looked_up"), "lookup"),
     **dict.fromkeys(("recover", "route", "routes", "recovered"), "recovery"),
     **dict.fromkeys(("red_lines", "red_line"), "redlines"),

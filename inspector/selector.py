@@ -14,7 +14,7 @@ from agent.model.states import Tokens
 
 from .format import clean
 from .naming import called
-from .prefixes import Prefixes
+from .prefixes import SHORT_KEY, Prefixes
 
 
 class SelectorKind(StrEnum):
@@ -64,8 +64,22 @@ class Selector:
         return tuple(int(part) for part in self.value.split(","))
 
 
+_HEX = frozenset("0123456789abcdefABCDEF")
+_KEY_DIGITS = 32
+"""Digits of a whole key."""
+
+_BARE_DIGITS = 8
+"""Digits from which a bare text is the beginning of a key and nothing else; more where all of them are decimal."""
+
+
+def is_bare_hash(text: str) -> bool:
+    """Whether a text without ``hash:`` can only be the beginning of a key, as tables show one."""
+    least = SHORT_KEY if text.isdecimal() else _BARE_DIGITS
+    return least <= len(text) <= _KEY_DIGITS and set(text) <= _HEX
+
+
 def parse(text: str) -> Selector:
-    """Read a selector.
+    """Read a selector; a bare hash is one where it can be nothing else.
 
     Raises:
         UsageError: It is none.
@@ -76,16 +90,23 @@ def parse(text: str) -> Selector:
     if name in _FIND and not value:
         what, find = _FIND[name]
         raise UsageError(f"{name}: names no {what}", next_step=find)
+    if is_bare_hash(text):
+        return Selector(SelectorKind.HASH, text)
+    if text and set(text) <= _HEX:
+        raise UsageError(
+            f"{text[:60]!r} alone may be the beginning of a hash, or something else",
+            why=f"only {_BARE_DIGITS} digits or more ({SHORT_KEY}, where all are decimal) are a hash by themselves",
+            next_step=f"say which: hash:{text[:40]}" + (f" or page:{text[:40]}" if text.isdecimal() else ""),
+        )
     if name not in set(SelectorKind) or not value or name in {SelectorKind.STALE, SelectorKind.ALL}:
         raise UsageError(
             f"{clean(text)[:60]!r} is no selector",
             next_step="use hash:HEX, request:ID, tokens:FILE, page:ID, group:NAME, state:NAME, stale or all",
         )
     kind = SelectorKind(name)
-    if kind is SelectorKind.HASH and (len(value) > 32 or any(digit not in "0123456789abcdefABCDEF" for digit in value)):
-        raise UsageError(
-            f"hash:{clean(value)[:40]} is not hexadecimal", next_step="kvctl inspect prefixes shows hashes"
-        )
+    if kind is SelectorKind.HASH and (len(value) > _KEY_DIGITS or not set(value) <= _HEX):
+        wrong = "is not hexadecimal" if not set(value) <= _HEX else f"has more than the {_KEY_DIGITS} digits of a key"
+        raise UsageError(f"hash:{clean(value)[:40]} {wrong}", next_step="kvctl inspect prefixes shows hashes")
     if kind is SelectorKind.PAGE and not all(part.isdigit() for part in value.split(",")):
         raise UsageError(f"page:{clean(value)[:40]} is not a page number", next_step="kvctl inspect pages shows pages")
     return Selector(kind, value)

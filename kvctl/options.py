@@ -49,7 +49,9 @@ READ = (Part.TARGET, Part.SNAPSHOT, Part.OUTPUT, Part.WATCH, Part.REVEAL, Part.T
 
 _ANNOTATIONS: dict[Part, dict[str, Any]] = {
     Part.TARGET: {
-        "pid": Annotated[int | None, typer.Option("--pid", metavar="PID", help="The engine with this process id.")],
+        "pid": Annotated[
+            int | None, typer.Option("--pid", metavar="PID", help="The engine (or its server) with this pid.")
+        ],
         "engine": Annotated[
             str | None, typer.Option("--engine", metavar="NAME", help="The engine with this name (see kvctl ps).")
         ],

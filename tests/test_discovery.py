@@ -114,12 +114,10 @@ def test_unknown_pid_and_pid_without_agent(runtime: Path, monkeypatch: pytest.Mo
     assert caught.value.why == "there is no such process"
 
 
-def test_engines_are_found_by_parent_and_name(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine core is found by the pid of a process above it, and by its served name."""
+def test_engines_are_found_by_name(runtime: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine core is found by its served name."""
     monkeypatch.setenv("KVCTL_RUNTIME_DIR", str(runtime))
     with tiny_engine(runtime):
-        with open_target(os.getppid()) as session:
-            assert session.info.pid == os.getpid()
         with open_target(name="tiny") as session:
             assert session.info.name == "tiny"
         with pytest.raises(TargetError, match="no engine serves this name"):
@@ -140,7 +138,9 @@ def test_a_socket_that_was_named_wrongly(runtime: Path) -> None:
     with pytest.raises(TargetError, match="no engine socket") as caught:
         endpoint_at(runtime / "nothing.sock")
     assert caught.value.why == "there is no such socket"
+    listen(runtime / "my engine.sock").close()
     (runtime / "other.sock").touch()
-    with pytest.raises(TargetError) as caught:
-        endpoint_at(runtime / "other.sock")
-    assert "not one that kvctl gives" in str(caught.value.why)
+    for name, why in (("my engine.sock", "not one that kvctl gives"), ("other.sock", "not a socket"), (".", "folder")):
+        with pytest.raises(TargetError) as caught:
+            endpoint_at(runtime / name)
+        assert why in str(caught.value.why)

@@ -9,7 +9,8 @@ from agent.codec import to_plain
 from agent.model.decision import Outcome, Reason
 from agent.model.states import GroupId
 from exporters.accounting import tally
-from inspector.retention import gains
+from inspector.explain import REASONS
+from inspector.retention import action, gains
 from inspector.reuse import sum_up
 from inspector.store import load, save
 from tests.support import cases
@@ -66,9 +67,18 @@ def test_wrong_reuse_is_said_first(run: Runner) -> None:
     text = run("inspect", "--snapshot", path_of("5")).out
     assert "1 decision reused 1,024 tokens more than every group can resume" in text
     assert "more pages" not in text
-    text = run("decisions", "--snapshot", path_of("5")).out
-    assert "KV305" in text
-    assert "DANGER" not in run("inspect", "--snapshot", path_of("2")).out
+    usable, reused = (line.split() for line in text.splitlines() if line.split()[:1] in (["usable"], ["reused"]))
+    assert (usable[-1], reused[-1]) == ("2,048", "3,072")
+    assert run("inspect", "--snapshot", path_of("5"), "-o", "json").json["reuse"]["wrong_reuses"] == 1
+    groups = run("inspect", "groups", "--snapshot", path_of("5")).out
+    assert "DANGER" in groups
+    assert "lost most" not in groups
+    listed = run("decisions", "--snapshot", path_of("5"))
+    assert "KV305" in listed.out
+    assert "USABLE is what the engine reused" in listed.err
+    assert "1 decision reused more than every group can resume (KV305)" in run("ps", "--snapshot", path_of("5")).err
+    fine = [run(*words, "--snapshot", path_of("2")) for words in (["inspect"], ["inspect", "groups"], ["decisions"])]
+    assert not any("DANGER" in ran.out or "KV305" in ran.err for ran in fine)
 
 
 def test_a_loss_by_design_is_no_degradation(run: Runner, tmp_path: Path) -> None:
@@ -166,6 +176,39 @@ def test_the_density_that_would_have_helped_is_computed(run: Runner) -> None:
     lost = (*item.lost, (Reason.WINDOW_HOLE, GroupId(1), 256))
     assert gains(geometry, replace(item, lost=lost)) == {}
     assert gains(replace(geometry, retention_interval=None), item) == {}
+
+
+def test_a_bind_of_what_was_not_checked_is_said_first(run: Runner, tmp_path: Path) -> None:
+    """The overview names pages that changed between check and use, whether or not decisions are explained."""
+    snapshot = replace(cases.case_2(), counters={"toctou_conflicts": 2.0})
+    unknown = tuple(replace(item, logical=None, usable=None) for item in snapshot.decisions or ())
+    for name, found in (("told", snapshot), ("untold", replace(snapshot, decisions=unknown))):
+        save(found, file := tmp_path / name)
+        assert "2 pages had changed between check and use" in run("inspect", "--snapshot", file).out
+
+
+@pytest.mark.parametrize(
+    ("engine", "interval", "partial_hits", "told"),
+    [
+        ("vllm", 0, False, "--prefix-cache-retention-interval is 0 now: windows and checkpoints are kept only where"),
+        ("vllm", 0, False, "N, a multiple of 256, keeps them every N tokens"),
+        ("vllm", 1_024, False, "is 1,024 now: windows and checkpoints are kept one every 1,024 tokens. A smaller mult"),
+        ("vllm", 256, False, "No other is smaller: it has to be a multiple of 256; None keeps all"),
+        ("vllm", 0, True, "N, a multiple of 256, keeps"),
+        ("vllm", None, False, "Retention is dense here already"),
+        ("reference", 0, False, "retention_interval in its EngineConfig is 0 now"),
+        ("another", 0, False, "in vLLM --prefix-cache-retention-interval N"),
+    ],
+)
+def test_advice_on_retention_is_about_the_engine_at_hand(
+    engine: str, interval: int | None, partial_hits: bool, told: str
+) -> None:
+    """It names the engine's own setting, the value in force, and what another value has to be a multiple of."""
+    geometry = replace(cases.case_4().geometry, retention_interval=interval, partial_hits=partial_hits)
+    if partial_hits:  # hits are finer than the block that the engine schedules with
+        geometry = replace(geometry, alignment=64, hash_unit=64)
+    assert told in action(engine, geometry, Reason.NOT_RETAINED)
+    assert action(engine, geometry, Reason.EVICTED) == REASONS[Reason.EVICTED].action
 
 
 @pytest.mark.parametrize(("name", "prefix"), [("21", "d990d9aec7fb"), ("10", "3518b47eb6ca"), ("24", "3518b47eb6ca")])

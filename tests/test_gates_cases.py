@@ -161,7 +161,7 @@ def test_case_17_names_the_rows() -> None:
     finding = one(cases.case_17(), "KV532")
     assert finding.pages == (88, 91, 12)
     assert finding.values["rows"] == "5, 6, 7"
-    assert finding.sentence.startswith("captured batch decode 8: padding rows")
+    assert finding.sentence.startswith("captured batch (decode 8): padding in rows 5, 6, 7 still names pages 88,")
     assert gate(run(cases.case_17()), GateName.REDLINES).abstained["KV531"] == (
         "the addresses of captured buffers were not read"
     )
@@ -292,4 +292,4 @@ def test_what_moved_is_named(stamps: tuple[int, int], how: str) -> None:
     )
     seen = replace(cases.case_1(), evidence=Evidence(binds=Binds(compared=4, conflicts=(moved,))))
     (found,) = [item for item in gate(run(seen), GateName.BLOCK).findings if item.code == "KV113"]
-    assert found.sentence == f"1 page changed between check and use, first page 3: {how}"
+    assert found.sentence == f"1 page changed between check and use, first page 3 of request r: {how}"

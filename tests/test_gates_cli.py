@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from agent.errors import UnsupportedError
+from agent.gates.catalogue import CATALOGUE
+from agent.gates.runner import run as run_gates
 from agent.model.decision import Decision, Outcome, Phase
 from agent.model.snapshot import Level, Snapshot
 from inspector.store import save
@@ -75,9 +77,17 @@ def test_json_says_what_was_not_looked_at(run: Runner, tmp_path: Path) -> None:
 
 
 def test_the_table_names_code_pages_and_remedy(run: Runner, tmp_path: Path) -> None:
-    """A person sees the code, the pages, the command that helps, and what was not looked at."""
+    """A person sees the code, the pages, what to do and by which command, and what was not looked at."""
     out = run("validate", "--snapshot", saved(tmp_path, "21")).out
-    for text in ("KV118", "experimental", "pages 15, 16", "do: kvctl invalidate", "Not looked at", "1 block"):
+    for text in (
+        "KV118",
+        "experimental",
+        "pages 15, 16",
+        "do: Invalidate exactly",
+        "kvctl invalidate page:15,16",
+        "Not looked at",
+        "1 block",
+    ):
         assert text in out
     assert run("validate", "--snapshot", saved(tmp_path, "8"), "-o", "name").out == "KV103\nKV106\nKV107\n"
 
@@ -226,3 +236,18 @@ def test_live_finds_what_a_file_shows(run: Runner, monkeypatch: pytest.MonkeyPat
     ran = run("validate", "-o", "name")
     assert (ran.code, ran.out) == (1, "KV103\nKV106\nKV107\n")
     assert session.followed == [Level.REFERENCES]
+
+
+@pytest.mark.parametrize("name", cases.EXPECTED)
+def test_every_finding_says_what_to_do(run: Runner, tmp_path: Path, name: str) -> None:
+    """Below each finding stands the catalogue's remedy; JSON has it as `action`."""
+    file = saved(tmp_path, name)
+    found = run("validate", "--snapshot", file, "-o", "json").json["findings"]
+    assert [item["action"] for item in found] == [CATALOGUE[item["code"]].remedy for item in found]
+    assert run("validate", "--snapshot", file).out.count("do: ") == len(found)
+
+
+def test_the_name_of_a_pair_is_no_word_for_a_person() -> None:
+    """KV207 says which two requests share a prefix, in words; every pair that an engine hashes has some."""
+    (finding,) = [one for result in run_gates(cases.case_16()) for one in result.findings if one.code == "KV207"]
+    assert "a request with a salt and one with a LoRA adapter of that name" in finding.sentence

@@ -157,7 +157,7 @@ def test_an_admission_is_a_plan() -> None:
     moved = with_evidence(plain(), Evidence(binds=Binds(compared=8, conflicts=(conflict,))))
     (found,), _, _ = told(moved, "KV521")
     assert found.sentence == (
-        "plan bind of r was executed though 1 page had moved, first page 3: generation 17 is now 19; "
+        "the plan (bind of r) was executed although 1 page had changed since, first page 3: generation 17 is now 19; "
         "answers that read these pages are suspect"
     )
     assert found.remedy == "kvctl invalidate page:3", "a new plan is no remedy for an answer that was given"
@@ -178,7 +178,8 @@ def test_padding_rows_of_a_worker() -> None:
     dirty, _ = worker_padding([answer([[3, [7, 9]]])])
     (found,), _, _ = told(with_evidence(plain(), Evidence(graphs=dirty)), "KV532")
     assert found.pages == (7, 9)
-    assert found.sentence == "block table of group 0 on rank 1: padding rows 3 still hold live page ids 7, 9"
+    where = "block table of group 0 on rank 1: padding in row 3 still names pages 7, 9"
+    assert found.sentence == f"{where}, which a dummy batch would write into"
 
 
 @pytest.mark.parametrize(

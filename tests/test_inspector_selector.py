@@ -35,8 +35,22 @@ def test_parse(text: str, kind: SelectorKind, value: str) -> None:
     assert str(selector) == text
 
 
+@pytest.mark.parametrize("text", ["4b9ee867", "4B9EE867B0BB", "123456789012", "a" * 32])
+def test_a_bare_hash_is_a_selector(text: str) -> None:
+    """What can only be the beginning of a key needs no ``hash:`` in front."""
+    assert parse(text) == Selector(SelectorKind.HASH, text)
+
+
+@pytest.mark.parametrize(("text", "choices"), [("face", "hash:face"), ("12345678", "hash:12345678 or page:12345678")])
+def test_what_may_be_something_else_is_no_bare_hash(text: str, choices: str) -> None:
+    """A short word, or a number that may be a page, is refused with what it may be."""
+    with pytest.raises(UsageError) as caught:
+        parse(text)
+    assert caught.value.next_step == f"say which: {choices}"
+
+
 @pytest.mark.parametrize(
-    "text", ["", "hash", "hash:", "hash:xyz", "hash:" + "0" * 33, "page:x", "stale:1", "colour:red"]
+    "text", ["", "hash", "hash:", "hash:xyz", "hash:" + "0" * 33, "page:x", "stale:1", "colour:red", "0" * 33]
 )
 def test_parse_refuses(text: str) -> None:
     """What is no selector is a usage error with a next step."""

@@ -192,7 +192,12 @@ def _generations(view: View, report: GateReport, previous: Snapshot | None) -> N
         if moved:
             first = moved[0]
             report.add(
-                "KV113", pages=[item.bound for item in moved], count=len(moved), how=_how(first), request=first.request
+                "KV113",
+                pages=[item.bound for item in moved],
+                count=len(moved),
+                whose=f" of request {first.request}",
+                how=_how(first),
+                request=first.request,
             )
     if previous is None or previous.pages is None or instance(previous) != instance(view.snapshot):
         if binds is None:
@@ -209,4 +214,4 @@ def _generations(view: View, report: GateReport, previous: Snapshot | None) -> N
     silent = np.flatnonzero(both & ((before.key != view.key).any(axis=1) | (before.group != view.group)))
     if len(silent):
         how = f"another key under the same generation {int(view.stamp[silent[0]])}"
-        report.add("KV113", pages=silent, count=len(silent), how=how)
+        report.add("KV113", pages=silent, count=len(silent), whose="", how=how)

@@ -21,7 +21,7 @@ BLOCK_CODES = (
         "page with somebody else's tokens.",
         confirm="Compare the key in `kvctl inspect prefix page:ID` with the prefix that hits the page; repeat "
         "validate: the finding stays at the same page.",
-        remedy="Invalidate the page's key, then report it to the engine's maintainers with the snapshot.",
+        remedy="Invalidate the page's key, then report it to the engine's developers with a saved snapshot.",
         command="kvctl invalidate page:PAGE",
         reports=(vllm(37076),),
     ),
@@ -164,12 +164,13 @@ BLOCK_CODES = (
         gate=_G,
         severity=_E,
         title="generation moved between check and use",
-        sentence="{count} [page|pages] changed between check and use, first page {page}: {how}",
+        sentence="{count} [page|pages] changed between check and use, first page {page}{whose}: {how}",
         cause="A page was checked for one prefix and used after it had got another owner; or its content changed "
         "without a new generation, so that checks against the generation are void.",
-        confirm="`kvctl_toctou_conflicts_total` counts it; `kvctl validate -o json` names the request that bound the "
-        "page.",
-        remedy="Treat the output of that request as suspect and report it with the snapshot.",
+        confirm="`kvctl_toctou_conflicts_total` counts it; the finding names the request that bound the page, where "
+        "one did.",
+        remedy="Do not trust the answers of requests that used these pages; report it to the engine's developers with "
+        "a saved snapshot.",
     ),
     Code(
         code="KV114",
@@ -205,7 +206,7 @@ BLOCK_CODES = (
         cause="The key was registered for a partly filled page. Where the group has partial hits this is how the "
         "engine works, and nothing is found; without them the rest of the page is never reused.",
         confirm="Position modulo the block size is not 0 in `kvctl inspect pages`.",
-        remedy="Nothing is wrong with the output; report it.",
+        remedy="Nothing is wrong with the output; report it to the engine's developers as a lost hit.",
     ),
     Code(
         code="KV117",

@@ -94,22 +94,24 @@ CONTRACT_CODES = (
         gate=_G,
         severity=_E,
         title="key does not separate LoRA, salt or image",
-        sentence="two requests that differ in {name} get the same key: they share a prefix",
+        sentence="the same tokens get one key for {pair}: each can be given what the other cached",
         cause="The key is built without a field that distinguishes the two, or two kinds of field can be mistaken "
         "for each other.",
         confirm="The probe hashes two synthetic requests in the engine; both keys are equal.",
-        remedy="Do not serve tenants together on this engine version; report it as a security fault.",
+        remedy="Let no requests that must be kept apart in this way share the engine, and report it to its developers "
+        "as a security fault.",
     ),
     Code(
         code="KV208",
         gate=_G,
         severity=_E,
         title="layout id differs though sizes are equal",
-        sentence="{layer}: host and device agree on {value} bytes a page, but the layout is {device} here and {host} "
-        "there",
+        sentence="{layer}: a page has {value} bytes on the device and in the host tier, but another layout in each: "
+        "{device} on the device, {host} in the host tier",
         cause="Axes or the arrangement inside a row differ. Nothing notices, because sizes match.",
         confirm="Compare the layout ids in `kvctl fingerprint show` and in the tier.",
-        remedy="Use one layout on both sides; empty the tier.",
+        remedy="Start the engine with one layout on both sides, and empty the tier: what it holds would be read "
+        "wrongly.",
         reports=(vllm(55904),),
     ),
     Code(

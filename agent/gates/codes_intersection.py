@@ -50,7 +50,8 @@ INTERSECTION_CODES = (
         "loses a hit and nothing else: a warning.",
         confirm="`kvctl inspect prefixes` shows both states of a cached prefix side by side. A record of another tier "
         "is not in it: what each of its states covers is in the finding.",
-        remedy="Clamp reuse to the smaller of the two; invalidate the prefix in the tier.",
+        remedy="Take the prefix out of the cache and out of the tier, so that both are computed anew; check that the "
+        "tier moves both together.",
     ),
     Code(
         code="KV304",
@@ -75,8 +76,8 @@ INTERSECTION_CODES = (
         "else.",
         confirm="`kvctl explain` on the decision shows what was reused, what the rules allow, and what each group can "
         "resume.",
-        remedy="Invalidate the prefix and report it with the snapshot; the answers to these requests cannot be "
-        "trusted.",
+        remedy="Do not trust the answers to these requests; take the prefix out, and report it to the engine's "
+        "developers with a saved snapshot.",
         reports=(vllm(44243),),
         essential=True,
     ),
@@ -89,7 +90,7 @@ INTERSECTION_CODES = (
         "{checked:,} look-ups)",
         cause="The engine's search for a common boundary stops early.",
         confirm="`kvctl explain` on the decision shows that every group holds its pages at the larger boundary.",
-        remedy="Nothing is wrong with the output; report it as a lost hit.",
+        remedy="Nothing is wrong with the output; report it to the engine's developers as a lost hit.",
     ),
     Code(
         code="KV307",
@@ -101,7 +102,7 @@ INTERSECTION_CODES = (
         cause="The common prefix of all groups may only fall while it is searched; here one group's longer hit was "
         "taken for all.",
         confirm="`kvctl explain` on the decision shows the group's own hit below what was reused.",
-        remedy="As for KV305: invalidate the prefix, report it, and do not trust the answers.",
+        remedy="As for KV305: do not trust the answers, take the prefix out, and report it with a saved snapshot.",
     ),
     Code(
         code="KV308",
@@ -137,7 +138,8 @@ INTERSECTION_CODES = (
         cause="Full history is kept for longer than the window, tail or checkpoint that resuming needs. Found where "
         f"more than {STRANDED_RATIO:.0%} of the full-history pages are stranded, once {MIN_PAGES} of them are cached.",
         confirm="`kvctl inspect prefixes` shows prefixes with full history and no resumable boundary.",
-        remedy="A denser retention makes them usable; a smaller pool share for full history frees the memory.",
+        remedy="A denser retention makes them usable (`kvctl inspect groups` says what is in force); a smaller pool "
+        "share for full history frees the memory.",
         reports=(vllm(57610), vllm(54661)),
     ),
     Code(

@@ -156,22 +156,22 @@ REDLINE_CODES = (
         sentence="states {first} and {second} were recovered by the same route {route}",
         cause="The five states differ in what makes them whole; a shared route skips what one of them needs.",
         confirm="The finding names both states and the route that they share.",
-        remedy="Give each state its own route.",
+        remedy="Do not trust the answers after such a recovery; report it to the engine's developers: each state needs "
+        "a route of its own.",
     ),
     Code(
         code="KV521",
         gate=_R,
         severity=_E,
         title="a plan was executed under another generation",
-        sentence="plan {plan} was {done} {count} [page|pages] had moved, first page {page}: generation "
+        sentence="the plan ({plan}) was {done} {count} [page|pages] had changed since, first page {page}: generation "
         "{planned} is now {found}{then}",
         cause="Between plan and execution the pages got other owners. An admission is a plan, too: pages under the "
         "generations that its look-up found.",
         confirm="The plan file holds the generations it was made with; an admission is named by its request.",
-        remedy="Make a new plan. If it was executed, the named pages were other prefixes than intended. Where it was "
-        "an admission, its request may have read another prefix: its answer is suspect. Take the named pages out "
-        "(`kvctl invalidate page:PAGES`), send the request again, and report it to the engine's developers with the "
-        "snapshot.",
+        remedy="Where it was refused: make a new plan. Where it was executed, the pages were other prefixes than "
+        "intended: take them out, send a request that bound them again, its answer is suspect, and report it to the "
+        "engine's developers with a saved snapshot.",
         command="kvctl invalidate SELECTOR --save-plan FILE",
     ),
     Code(
@@ -183,7 +183,8 @@ REDLINE_CODES = (
         "request {request}: checked {checked}, bound {page}",
         cause="Check and bind are not one critical section.",
         confirm="`kvctl_toctou_conflicts_total` counts it.",
-        remedy="The answers of the named requests cannot be trusted; report it with the snapshot.",
+        remedy="Do not trust the answers of the named requests; send them again, and report it to the engine's "
+        "developers with a saved snapshot.",
     ),
     Code(
         code="KV531",
@@ -201,12 +202,13 @@ REDLINE_CODES = (
         gate=_R,
         severity=_E,
         title="padding rows of a captured batch hold live page ids",
-        sentence="{where}: padding rows {rows} still hold live page ids {ids}",
+        sentence="{where}: padding in {which} still names {named}, which {writer} would write into",
         cause="Rows beyond the live ones were not set to the null page. A captured graph, or a dummy batch of a data "
         "parallel engine, writes through them.",
         confirm="The rows of the block table are in the finding's values.",
-        remedy="Report it with the snapshot. Where graphs are captured, eager execution avoids it after a restart; "
-        "where none are, as on a CPU, only dummy batches of a data parallel engine write through these rows.",
+        remedy="Report it to the engine's developers with a saved snapshot. Where graphs are captured, eager execution "
+        "avoids it after a restart; where none are, as on a CPU, only dummy batches of a data parallel engine write "
+        "through these rows.",
         reports=(vllm(43810), vllm(43869)),
     ),
     Code(

@@ -246,6 +246,21 @@ def _foreign(report: GateReport, tier: TierReport, own: str) -> None:
         )
 
 
+_PAIRS = {
+    "salt": "a request with a salt and one without",
+    "another salt": "two requests with different salts",
+    "lora": "a request with a LoRA adapter and one without",
+    "another lora": "two requests with different LoRA adapters",
+    "lora from another path": "two requests with LoRA adapters of one name from different paths",
+    "lora named like the salt": "a request with a salt and one with a LoRA adapter of that name",
+    "lora named like salt": "a request with a salt and one with a LoRA adapter of that name",
+    "image": "a request with an image and one without",
+    "another image": "two requests with different images",
+    "image named like the salt": "a request with a salt and one with an image of that name",
+}
+"""Who would share a prefix, by the name of the pair that was hashed."""
+
+
 def _identities(report: GateReport, evidence: Evidence) -> None:
     """KV207: pairs of synthetic requests that must not share a key."""
     if evidence.identities is None:
@@ -255,7 +270,8 @@ def _identities(report: GateReport, evidence: Evidence) -> None:
     report.looked("KV207", len(evidence.identities), empty="this engine separates nothing")
     for probe in evidence.identities:
         if probe.left == probe.right:
-            report.add("KV207", name=probe.name)
+            pair = _PAIRS.get(probe.name.replace("_", " "), f"two requests that differ in {probe.name}")
+            report.add("KV207", name=probe.name, pair=pair)
 
 
 def _granularity(view: View, report: GateReport) -> None:

@@ -4,7 +4,7 @@ Invariant: as for the gates. :func:`plan_conflicts` is also what the execution o
 ``agent.gates.runner`` and by ``kvctl invalidate``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 from ..model.evidence import BindConflict, Binds, CapturedBatch, Evidence, PlanRecord
@@ -14,6 +14,9 @@ from .view import View
 
 MAX_RETURNS = 16
 """Admissions of one request that came to nothing before it is called a loop."""
+
+_LISTED = 8
+"""Rows or pages that a sentence names."""
 
 _NOBODY = Evidence()
 _SUSPECT = "; answers that read these pages are suspect"
@@ -110,7 +113,7 @@ def _plans(view: View, report: GateReport, evidence: Evidence, plan: Mapping[Pag
                 "KV521",
                 pages=moved,
                 plan=record.id,
-                done="executed though" if record.executed else "refused because",
+                done="executed although" if record.executed else "refused because",
                 count=len(moved),
                 planned=record.planned[moved[0]] or "unknown",
                 found=record.found.get(moved[0]),
@@ -188,7 +191,16 @@ def _padding(view: View, report: GateReport, batch: CapturedBatch) -> None:
             "KV532",
             pages=pages,
             name=batch.name,
-            where=f"captured batch {batch.name}" if batch.captured else batch.name,
+            where=f"captured batch ({batch.name})" if batch.captured else batch.name,
+            which=_listed("row", rows),
+            named=_listed("page", pages),
+            writer="the captured graph" if batch.captured else "a dummy batch",
             rows=", ".join(map(str, rows)),
             ids=", ".join(map(str, pages[:32])),
         )
+
+
+def _listed(noun: str, numbers: Sequence[int]) -> str:
+    """Name rows or pages: ``row 3``, ``pages 7, 9``; of many the first ones and how many more."""
+    some = ", ".join(map(str, numbers[:_LISTED])) + (f" and {len(numbers) - _LISTED:,} more" * (len(numbers) > _LISTED))
+    return f"{noun}{'' if len(numbers) == 1 else 's'} {some}"

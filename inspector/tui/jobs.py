@@ -13,7 +13,7 @@ from textual.message import Message
 
 from agent.collect import MAX_LOOKUPS, collect
 from agent.errors import KvctlError
-from agent.fingerprint import with_pin
+from agent.fingerprint import kept, with_pin
 from agent.gates.runner import run
 from agent.model.snapshot import Level, Snapshot
 
@@ -63,22 +63,27 @@ class Jobs:
         self._post(message)
 
 
-def _whole(link: Link, timeout_s: float, *, evidence: bool) -> Snapshot:
-    """Read everything there is, over a conversation that ends right after."""
+def _whole(link: Link, timeout_s: float, *, to_keep: bool) -> Snapshot:
+    """Read everything there is and that gates ask for, over a conversation that ends right after.
+
+    Args:
+        link: Where from.
+        timeout_s: For all of it.
+        to_keep: It goes into a file, which is compared with a pin where it is looked at; else it is compared now.
+    """
     if not link.live:
-        return with_pin(link.read(table=True)) if evidence else link.read(table=True)
+        return link.read(table=True) if to_keep else with_pin(link.read(table=True))
     with aside(link) as session:
         session.follow(Level.REFERENCES, deadline_s=timeout_s)
         session.poll()
-        if not evidence:
-            return session.snapshot(tables=True, deadline_s=timeout_s)
         snapshot = session.snapshot(tables=True, free_list=True, lookups=MAX_LOOKUPS, deadline_s=timeout_s)
-        return collect(session, snapshot)
+        found = collect(session, snapshot)
+        return kept(session, found, deadline_s=timeout_s) if to_keep else found
 
 
 def validate(link: Link, timeout_s: float) -> Message:
     """Run all gates."""
-    snapshot = _whole(link, timeout_s, evidence=True)
+    snapshot = _whole(link, timeout_s, to_keep=False)
     return Judged(findings(snapshot, run(snapshot)))
 
 
@@ -124,7 +129,7 @@ def save_to(path: Path, version: str, shown: Snapshot) -> Job:
     """
 
     def job(link: Link, timeout_s: float) -> Message:
-        save(_explained(_whole(link, timeout_s, evidence=False), shown), path, version=version)
+        save(_explained(_whole(link, timeout_s, to_keep=True), shown), path, version=version)
         return Remark(f"saved {path}; keys and request ids were replaced: it can be handed on")
 
     return job

@@ -13,9 +13,10 @@ from agent.model.snapshot import Snapshot
 from ..explain import OUTCOMES, REASONS
 from ..format import UNKNOWN, bar, count, duration, when, width_of_counts
 from ..report import Cell, Column, Facts, Json, Kind, Prose, Report, Table, Tone, Value
-from ..retention import advice
+from ..retention import action, advice
 from ..reuse import too_much
 from .common import group_name, head, notes, short
+from .danger import WRONG_REUSE, remark
 
 COLUMNS = (
     Column(header="ID", kind=Kind.COUNT, least=4),
@@ -36,9 +37,6 @@ COLUMNS = (
     Column(header="AT", kind=Kind.TIME, wide=True),
 )
 """Columns of the list; at 80 columns what fits: outcome, the three numbers, why, and who."""
-
-WRONG_REUSE = "KV305"
-"""Stands in the place of a reason where the engine reused more than every group can resume."""
 
 _TONES = {Outcome.REUSE: Tone.GOOD, Outcome.PARTIAL: Tone.WARN, Outcome.RECOMPUTE: Tone.BAD}
 
@@ -64,6 +62,7 @@ def decisions(snapshot: Snapshot, picked: Sequence[Decision] | None) -> Report:
         notes=[
             *notes(snapshot),
             *_unexplained(picked or snapshot.decisions or ()),
+            *remark(snapshot.geometry, picked),
         ],
     )
 
@@ -173,12 +172,19 @@ def story(snapshot: Snapshot, item: Decision) -> Report:
         else:
             facts += [
                 ("CONFIRM", [entry.confirm]),
-                ("DO", [entry.action, *advice(geometry, [item]), *entry.commands]),
+                (
+                    "DO",
+                    [
+                        action(snapshot.engine.engine, snapshot.geometry, item.reason),
+                        *advice(geometry, [item]),
+                        *entry.commands,
+                    ],
+                ),
             ]
     facts.append(("LOOK-UP", [_lookup_line(item)]))
     return Report(
         kind="decision_explained",
-        data={**head(snapshot), "decision": item_of(geometry, item), "explanation": _explanation(item)},
+        data={**head(snapshot), "decision": item_of(geometry, item), "explanation": _explanation(snapshot, item)},
         names=[str(item.id)],
         blocks=[Facts(facts=facts)],
         notes=[*notes(snapshot), *([] if item.skipped else _unexplained([item]))],
@@ -247,7 +253,7 @@ def _lookup_line(item: Decision) -> str:
     return f"{text}, explained from the table at epoch {item.epoch:,}{by}"
 
 
-def _explanation(item: Decision) -> Json | None:
+def _explanation(snapshot: Snapshot, item: Decision) -> Json | None:
     if item.reason is None:
         return None
     entry = REASONS[item.reason]
@@ -256,6 +262,6 @@ def _explanation(item: Decision) -> Json | None:
         "title": entry.title,
         "cause": entry.cause,
         "confirm": entry.confirm,
-        "action": entry.action,
+        "action": action(snapshot.engine.engine, snapshot.geometry, item.reason),
         "commands": list(entry.commands),
     }

@@ -17,10 +17,14 @@ from agent.model.snapshot import Tier
 from ..explain import OUTCOMES, REASONS
 from ..format import bar, count, percent, plural, width_of_counts
 from ..report import Block, Cell, Column, Facts, Json, Kind, Prose, Report, Table, Tone
+from ..retention import action
 from ..reuse import Reuse, sum_up
 from .common import group_name
 
 _TONES = {Verdict.PASS: Tone.GOOD, Verdict.FAIL: Tone.WARN, Verdict.ABSTAIN: Tone.DIM}
+_ENGINE = "reference"
+"""What the demo runs."""
+
 _OUTCOMES = (Outcome.REUSE, Outcome.PARTIAL, Outcome.PREFETCHING, Outcome.RECOMPUTE)
 _ASKS = {
     GateName.BLOCK: "do pages, counts, free lists agree?",
@@ -169,7 +173,7 @@ def _example(run: Run) -> Block | None:
             f"{worst.request} asked for {asked} tokens. The first {found} were found; {used} could be used.",
             f"Outcome {worst.outcome.value}: {OUTCOMES[worst.outcome]}.",
             f"Missing was group {group}, {reason.value}: {REASONS[reason].title}.",
-            f"What to do: {REASONS[reason].action}",
+            f"What to do: {action(_ENGINE, run.geometry, reason)}",
         ],
     )
 
@@ -206,6 +210,8 @@ def _findings(run: Run) -> Block | None:
         f"{one.code} {one.severity.value}{' (experimental)' if one.experimental else ''}: {one.sentence}"
         for one in found
     ]
+    if any(one.experimental for one in found):
+        lines.append("experimental: it may be a false alarm; kvctl explain experimental says why.")
     if run.injection is None and not any(map(_is_fault, found)):
         lines.append(
             "These are losses, and part of those above: the demo's pools are too small for its traffic, on purpose. "

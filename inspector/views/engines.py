@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 from agent.model.snapshot import Snapshot
 
+from ..format import plural
 from ..report import Cell, Column, Json, Kind, Report, Table, Tone, Value
 from ..reuse import sum_up
 from .common import essential_off, head, usable_pages
+from .danger import WRONG_REUSE, wrong_among
 
 COLUMNS = (
     Column(header="PID"),
@@ -21,7 +23,7 @@ COLUMNS = (
     Column(header="AGENT"),
     Column(header="PAGES", kind=Kind.COUNT),
     Column(header="USED", kind=Kind.RATIO),
-    Column(header="USABLE", kind=Kind.RATIO),
+    Column(header="USABLE/LOGICAL", kind=Kind.RATIO),
 )
 
 
@@ -44,8 +46,17 @@ def engines(rows: Sequence[Row], *, empty: str, notes: Sequence[str] = ()) -> Re
         item_kind="engine",
         names=[str(row.pid) for row in rows],
         blocks=[Table(columns=COLUMNS, rows=[_row(row) for row in rows], empty=empty)],
-        notes=notes,
+        notes=[*notes, *(line for row in rows if row.snapshot is not None for line in _danger(row.snapshot))],
     )
+
+
+def _danger(snapshot: Snapshot) -> list[str]:
+    """Say of an engine that it reused wrongly, which its share of usable tokens hides."""
+    wrong = wrong_among(snapshot.geometry, snapshot.decisions)
+    if not wrong:
+        return []
+    told = f"{plural(len(wrong), 'decision')} reused more than every group can resume ({WRONG_REUSE})"
+    return [f"note: engine {snapshot.engine.pid}: {told}; kvctl validate says which"]
 
 
 def _usable_ratio(snapshot: Snapshot) -> float | None:

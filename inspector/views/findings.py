@@ -103,6 +103,7 @@ def item_of(snapshot: Snapshot, gate: GateName, finding: Finding, watched: Watch
         "pages": list(finding.pages),
         "tokens": None if finding.tokens is None else {"from": finding.tokens[0], "to": finding.tokens[1]},
         "values": dict(finding.values),
+        "action": CATALOGUE[finding.code].remedy,
         "remedy": finding.remedy,
         "new": None if watched is None else watched.is_new(finding),
     }
@@ -144,7 +145,7 @@ def _earlier(codes: Sequence[str]) -> list[Prose]:
     return [Prose(lines=[Cell(f"found by earlier readings: {', '.join(codes)}", Tone.WARN)])] if codes else []
 
 
-def _details(snapshot: Snapshot, results: Sequence[GateResult], watched: Watched | None) -> list[Facts]:
+def _details(snapshot: Snapshot, results: Sequence[GateResult], watched: Watched | None) -> list[Facts | Prose]:
     facts: list[tuple[str, Sequence[str | Cell]]] = []
     for result in results:
         for finding in result.findings:
@@ -158,10 +159,20 @@ def _details(snapshot: Snapshot, results: Sequence[GateResult], watched: Watched
                 where.append(_pages(finding))
             if where:
                 lines.append(", ".join(where))
-            if finding.remedy:
-                lines.append(f"do: {finding.remedy}")
-            facts.append((finding.code, lines))
-    return [Facts(facts=facts)] if facts else []
+            facts.append((finding.code, [*lines, *next_steps(finding)]))
+    doubtful = any(finding.experimental for result in results for finding in result.findings)
+    return [Facts(facts=facts), *([_EXPERIMENTAL] if doubtful else [])] if facts else []
+
+
+_EXPERIMENTAL = Prose(
+    lines=[Cell("experimental: it may be a false alarm; kvctl explain experimental says why", Tone.DIM)]
+)
+
+
+def next_steps(finding: Finding) -> list[str]:
+    """Return what to do about a finding: a sentence of the catalogue, and the command that helps where there is one."""
+    command = [] if finding.remedy is None else [finding.remedy]
+    return [f"do: {CATALOGUE[finding.code].remedy}", *command]
 
 
 def _pages(finding: Finding) -> str:

@@ -12,9 +12,11 @@ from ..explain import REASONS
 from ..format import count, percent, plural
 from ..occupancy import GroupPages, Occupancy, occupancy
 from ..report import Cell, Column, Facts, Json, Kind, Report, Table, Tone, Value
-from ..retention import advice
+from ..retention import action, advice, in_force
+from ..retention import unit as retention_unit
 from ..reuse import Reuse, sum_up
 from .common import NO_TABLE, capture_line, engine_line, group_name, head, notes
+from .danger import danger, wrong_among
 
 _COLUMNS = (
     Column(header="GROUP", elastic=True),
@@ -154,14 +156,11 @@ def _item(group: Group, pages: GroupPages | None, lost: int | None, limits: int 
 def _summary(snapshot: Snapshot, found: Occupancy | None, reuse: Reuse | None) -> list[tuple[str, list[str | Cell]]]:
     geometry = snapshot.geometry
     unit = f"hits are multiples of {count(geometry.alignment)} tokens; shorter prompts never hit"
-    if geometry.retention_interval is not None:
-        kept = (
-            "only where a prompt ends"
-            if geometry.retention_interval == 0
-            else f"one every {count(geometry.retention_interval)} tokens"
-        )
-        unit += f". Windows and checkpoints are kept {kept}"
-    facts: list[tuple[str, list[str | Cell]]] = [("UNIT", [unit])]
+    kept = in_force(geometry)
+    if kept is not None:
+        now, block = count(geometry.retention_interval), count(retention_unit(geometry))
+        unit += f". Windows and checkpoints are kept {kept} (retention interval {now}; others are multiples of {block})"
+    facts: list[tuple[str, list[str | Cell]]] = [*danger(snapshot), ("UNIT", [unit])]
     needed = [group for group in geometry.groups if group.requirement is not Requirement.REQUIRED]
     if needed:
         facts.append(("OPTIONAL", [", ".join(f"{group.name} ({group.requirement})" for group in needed)]))
@@ -178,10 +177,12 @@ def _summary(snapshot: Snapshot, found: Occupancy | None, reuse: Reuse | None) -
         pages = plural(unplaced, "page")
         why = f"of {pages} (?) nobody can tell: they were cached before this reader joined, by several calls"
         facts.append(("STRANDED", [why]))
-    if reuse is not None and reuse.lost:
+    if reuse is not None and reuse.lost and (reuse.degraded or not wrong_among(geometry, snapshot.decisions)):
         (reason, group), tokens = max(reuse.lost.items(), key=lambda item: item[1])
         where = group_name(geometry, group) or "no single group"
         facts.append(("LIMITS", [f"{where} lost most: {count(tokens)} tokens, {reason}: {REASONS[reason].title}"]))
-        more = advice(geometry, snapshot.decisions or ()) if reason is Reason.NOT_RETAINED else []
+        more: list[str] = []
+        if reason is Reason.NOT_RETAINED:
+            more = [action(snapshot.engine.engine, geometry, reason), *advice(geometry, snapshot.decisions or ())]
         facts.append(("DO", [*more, f"kvctl explain {reason}"]))
     return facts

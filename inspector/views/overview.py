@@ -9,8 +9,10 @@ from agent.model.snapshot import Snapshot
 from ..explain import REASONS
 from ..format import UNKNOWN, bar, count, percent, plural, size, width_of_counts
 from ..report import Block, Cell, Facts, Json, Report, Tone
-from ..reuse import Reuse, sum_up, too_much
+from ..retention import action
+from ..reuse import Reuse, sum_up
 from .common import capture_line, engine_line, group_name, head, notes, off_reasons, usable_pages
+from .danger import beyond, danger, wrong_among
 
 GOOD_RATIO = 0.95
 """Usable over logical tokens above which nothing needs to be done."""
@@ -55,31 +57,23 @@ def _reuse_facts(snapshot: Snapshot, reuse: Reuse | None) -> list[tuple[str, lis
             "kvctl decisions -f",
             "  explains each request from now on",
         ]
-        return [("REUSE", [text, line]), ("DO", [*hint])]
-    danger = _danger(snapshot)
-    facts = [("REUSE", _bars(reuse)), *danger, ("WHY", _why(snapshot, reuse, wrong=bool(danger)))]
+        return [("REUSE", [text, line]), *danger(snapshot), ("DO", [*hint])]
+    wrong = wrong_among(snapshot.geometry, snapshot.decisions)
+    why = _why(snapshot, reuse, wrong=bool(wrong))
+    facts = [("REUSE", _bars(reuse, beyond(wrong))), *danger(snapshot), ("WHY", why)]
     # What limited a prefix that was reused all the same is no loss: nothing is to be done about it.
-    do = [] if danger and not reuse.degraded else _what_to_do(reuse)
+    do = [] if wrong and not reuse.degraded else _what_to_do(snapshot, reuse)
     return [*facts, ("DO", do)] if do else facts
 
 
-def _danger(snapshot: Snapshot) -> list[tuple[str, list[str | Cell]]]:
-    """Say first of all that prefixes were reused which not every group could resume."""
-    wrong = [item for item in snapshot.decisions or () if too_much(snapshot.geometry, item)]
-    if not wrong:
-        return []
-    beyond = sum(item.engine_usable - (item.usable or 0) for item in wrong)
-    text = f"{plural(len(wrong), 'decision')} reused {count(beyond)} tokens more than every group can resume: "
-    return [("DANGER", [Cell(f"{text}these answers cannot be trusted", Tone.BAD), "kvctl validate"])]
-
-
-def _bars(reuse: Reuse) -> list[str | Cell]:
+def _bars(reuse: Reuse, extra: int) -> list[str | Cell]:
+    """Return the two hits, and apart what was reused where that was more than could be (``extra`` tokens)."""
     healthy = (reuse.usable_of_logical or 1.0) >= GOOD_RATIO
     left_out = reuse.decisions - reuse.explained
-    title = f"last {plural(reuse.decisions, 'decision')}, {count(reuse.lookup)} tokens looked up"
+    title = f"last {plural(reuse.decisions, 'decision')}, {count(reuse.lookup)} tokens looked up (100%)"
     if left_out:
         of = f"{reuse.explained:,} of the last {plural(reuse.decisions, 'decision')}"
-        title = f"{of}, {count(reuse.lookup)} tokens looked up (the others had no page table)"
+        title = f"{of}, {count(reuse.lookup)} tokens looked up (100%); the others had no page table"
 
     width = width_of_counts([reuse.logical, reuse.usable, reuse.external], 11)
 
@@ -89,8 +83,14 @@ def _bars(reuse: Reuse) -> list[str | Cell]:
     lines: list[str | Cell] = [
         title,
         line("logical hit", reuse.logical, reuse.logical_ratio),
-        Cell(line("usable hit", reuse.usable, reuse.usable_ratio), Tone.GOOD if healthy else Tone.BAD),
     ]
+    if extra:
+        usable = reuse.usable - extra
+        lines.append(line("usable hit", usable, usable / reuse.lookup if reuse.lookup else None))
+        lines.append(Cell(line("reused", reuse.usable, reuse.usable_ratio), Tone.BAD))
+    else:
+        tone = Tone.GOOD if healthy else Tone.BAD
+        lines.append(Cell(line("usable hit", reuse.usable, reuse.usable_ratio), tone))
     if reuse.external:
         lines.append(line("other tiers", reuse.external, reuse.external / reuse.lookup))
     return lines
@@ -134,12 +134,12 @@ def _main_reason(reuse: Reuse) -> Reason | None:
     return max(by_reason, key=lambda reason: by_reason[reason], default=None)
 
 
-def _what_to_do(reuse: Reuse) -> list[str | Cell]:
+def _what_to_do(snapshot: Snapshot, reuse: Reuse) -> list[str | Cell]:
     reason = _main_reason(reuse)
     if reason is None:
         return []
     return [
-        REASONS[reason].action,
+        action(snapshot.engine.engine, snapshot.geometry, reason),
         f"kvctl explain {reason}",
         f"kvctl decisions --where reason={reason}",
     ]
@@ -209,6 +209,7 @@ def _reuse_data(snapshot: Snapshot, reuse: Reuse | None) -> Json | None:
         "usable_ratio": reuse.usable_ratio,
         "usable_of_logical_ratio": reuse.usable_of_logical,
         "lost_by_design_tokens": reuse.by_design if known else None,
+        "wrong_reuses": len(wrong_among(snapshot.geometry, snapshot.decisions)) if known else None,
         "outcomes": {outcome.value: number for outcome, number in sorted(reuse.outcomes.items())},
         "phases": phases,
         "limiting_group": group_name(snapshot.geometry, worst),

@@ -17,7 +17,7 @@ from ..format import bar, count, plural, width_of_counts
 from ..placing import Placed
 from ..prefixes import Prefixes, PrefixRow, needed_ends
 from ..report import Cell, Column, Facts, Json, Kind, Prose, Report, Table, Tone, Value
-from ..retention import advice
+from ..retention import action, advice
 from ..selector import find, parse
 from ..symbols import FIVE, LEGEND, SHORT, sign
 from . import recovery
@@ -248,4 +248,7 @@ def _why(
     entry = REASONS[reason]
     more = f"kvctl explain {decision.id}" if told and decision is not None else f"kvctl explain {reason}"
     dense = advice(snapshot.geometry, [decision]) if told and decision is not None else []
-    return [("WHY", [text, f"{reason}{told}: {entry.title}"]), ("DO", [entry.action, *dense, more])]
+    return [
+        ("WHY", [text, f"{reason}{told}: {entry.title}"]),
+        ("DO", [action(snapshot.engine.engine, snapshot.geometry, reason), *dense, more]),
+    ]

@@ -20,6 +20,7 @@ def snapshot_file(info: FileInfo, snapshot: Snapshot) -> Report:
         "no requests" if snapshot.requests is None else plural(len(snapshot.requests), "request"),
         "no decisions" if snapshot.decisions is None else plural(len(snapshot.decisions), "decision"),
         plural(len(snapshot.geometry.groups), "group"),
+        "evidence for the gates" if _evidence(snapshot) else "no evidence for most gates (--no-evidence)",
     ]
     private: str | Cell = "keys and request ids were replaced: it can be handed on"
     if info.revealed:
@@ -41,6 +42,7 @@ def snapshot_file(info: FileInfo, snapshot: Snapshot) -> Report:
             "requests": None if snapshot.requests is None else len(snapshot.requests),
             "decisions": None if snapshot.decisions is None else len(snapshot.decisions),
             "groups": len(snapshot.geometry.groups),
+            "evidence": _evidence(snapshot),
         },
         names=[str(info.path)],
         blocks=[
@@ -57,3 +59,9 @@ def snapshot_file(info: FileInfo, snapshot: Snapshot) -> Report:
         ],
         notes=notes(snapshot),
     )
+
+
+def _evidence(snapshot: Snapshot) -> bool:
+    """Whether it holds what the gates ask engine and workers for: any file holds some of the evidence."""
+    found = snapshot.evidence
+    return found is not None and (found.tensors is not None or found.lookups is not None)

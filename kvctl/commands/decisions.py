@@ -68,6 +68,7 @@ def decisions(
 
 
 def _follow(options: Options, wanted: "Filter", limit: int | None) -> None:
+    from inspector.views.danger import remark
     from inspector.views.decisions import COLUMNS, item_of, row_of
 
     if options.watch is not None:
@@ -85,7 +86,11 @@ def _follow(options: Options, wanted: "Filter", limit: int | None) -> None:
         lines = options.output.stream("decision", COLUMNS)
         if not options.output.machine:
             options.output.note("following decisions; ^C ends it")
+        said = False
         for item in _first(_endless(source, geometry, wanted), limit):
+            for note in () if said else remark(geometry, [item]):
+                options.output.note(note.removeprefix("note: "))
+                said = True
             lines.add(item_of(geometry, item), row_of(geometry, item), name=str(item.id))
 
 

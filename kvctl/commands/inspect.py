@@ -51,12 +51,12 @@ def _view(text: str) -> View:
     if text in set(View):
         return View(text)
     shown = clean(text)[:60]
-    if ":" in text:
-        from inspector.selector import parse
+    from inspector.selector import is_bare_hash, parse
 
-        parse(text)  # what is no selector either is told so
+    if ":" in text or is_bare_hash(text):
+        selector = str(parse(text))  # what is no selector either is told so
         raise UsageError(
-            f"{shown!r} is a SELECTOR, no VIEW", next_step=f"kvctl inspect prefix {quoted(text, 'SELECTOR')}"
+            f"{shown!r} is a SELECTOR, no VIEW", next_step=f"kvctl inspect prefix {quoted(selector, 'SELECTOR')}"
         )
     raise UsageError(f"there is no view {shown!r}", next_step=f"one of {', '.join(View)}")
 
@@ -97,7 +97,7 @@ def inspect(
 
     \b
     SELECTOR is one of
-      hash:HEX            a prefix by its key, as the tables show it
+      hash:HEX            a prefix by its key, as the tables show it (or bare)
       request:ID          what a request has in the cache
       page:ID             the prefix that ends with a page
       tokens:FILE         a JSON list of token ids, - for stdin; live engines only

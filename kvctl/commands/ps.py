@@ -1,6 +1,5 @@
 """List the engines on this host that have an agent."""
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.errors import KvctlError
@@ -22,8 +21,9 @@ _EMPTY = "no engine with an agent on this host; start one with: kvctl run -- vll
 def ps(options: Options) -> None:
     """List the engines on this host that have an agent.
 
-    USED is the share of pages that requests hold. USABLE is the share of logically cached tokens that could really be
-    reused, over the last decisions: 100% is an engine that loses nothing.
+    USED is the share of pages that requests hold. USABLE/LOGICAL is the share of logically cached tokens that could
+    really be reused, over the last decisions: 100% is an engine that loses nothing. (kvctl inspect shows shares of all
+    tokens that were looked up.)
     """
     shown = 0
     while True:
@@ -43,10 +43,12 @@ def _listed(options: Options) -> "Report":
         return engines([Row(pid=snapshot.engine.pid, snapshot=snapshot)], empty=_EMPTY)
     from agent import paths
     from agent.discovery import EndpointState, discover, endpoint_at
+    from agent.lineage import standing_for
     from inspector.format import plural
 
     found = [endpoint_at(target.socket)] if target.socket is not None else discover()
-    live = [item for item in found if item.state is EndpointState.LIVE and target.pid in {None, item.pid}]
+    live = [item for item in found if item.state is EndpointState.LIVE]
+    live = live if target.pid is None else standing_for(target.pid, live)
     rows = [_asked(endpoint, options.timeout_s) for endpoint in live]
     if target.engine is not None:
         rows = [
@@ -60,13 +62,10 @@ def _listed(options: Options) -> "Report":
     if dead:
         notes.append(f"note: leftovers of {plural(dead, 'dead engine')}; kvctl doctor --fix removes them")
     if others:
-        notes.append(
-            f"note: {plural(others, 'socket')} not used: of other users, or in folders that others may write; "
-            "kvctl doctor"
-        )
+        notes.append(f"note: {plural(others, 'socket')} not used; kvctl doctor says why")
     if not rows and target.socket is None and (deaf := paths.deaf()) is not None:
         notes.append(f"note: no agent can listen here: {deaf}; kvctl doctor says how to mend it")
-    return replace(engines(rows, empty=_EMPTY), notes=notes)
+    return engines(rows, empty=_EMPTY, notes=notes)
 
 
 def _asked(endpoint: "Endpoint", timeout_s: float) -> "Row":

@@ -36,10 +36,14 @@ def save(
     file: Annotated[Path, _FILE],
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
     evidence: Annotated[
-        bool, typer.Option("--evidence", help="Also what kvctl validate asks engine and workers for.")
-    ] = False,
+        bool, typer.Option("--evidence/--no-evidence", help="With what kvctl validate asks engine and workers for.")
+    ] = True,
 ) -> None:
-    """Save page table, contract, requests and decisions of an engine."""
+    """Save an engine's tables, contract, requests, decisions and evidence.
+
+    With the evidence kvctl validate finds in the file what it would have found on the engine. The file grows by a tenth
+    at most, and the engine looks up some of its own requests, for about 5 ms at most.
+    """
     from agent.jsonfile import is_there
     from inspector.store import info
     from inspector.store import save as write

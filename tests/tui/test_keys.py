@@ -7,6 +7,7 @@ from typing import Any
 
 from textual.widgets import Input
 
+from agent.errors import UnsupportedError
 from agent.model.decision import Outcome
 from agent.model.snapshot import Snapshot
 from inspector.columns import columns_of
@@ -53,6 +54,8 @@ class PlanningSession(FakeSession):
                 for page in args["pages"]
             ]
             return {"engine": engine, "epoch": 7, "entries": entries}
+        if op == "fingerprint":
+            raise UnsupportedError("this engine tells no contract")
         return {"removed": len(args["plan"]["entries"]), "by_group": {}}
 
 

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from tests.support.cases import case_5
 from tests.support.dashboard import Driver, ScriptedLink, check_screen, drive
 from tests.support.snapshots import deepseek, gemma
 
@@ -39,6 +40,17 @@ def test_groups_of_five_kinds(size: tuple[int, int]) -> None:
     """Five groups and the waterfall of the decision that lost its tail stand on one screen."""
     wait = "STRANDED" if size[1] < 20 else "WATERFALL"
     drive(ScriptedLink(deepseek(), live=False), size, looked_at("deepseek-groups", size, "2", wait=wait))
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_a_wrong_reuse_stands_above_all_advice(size: tuple[int, int]) -> None:
+    """The overview of an engine that reused wrongly says so before anything else that is to be done."""
+
+    async def script(driver: Driver) -> None:
+        text = await driver.shows("DANGER", "PAGES")
+        assert text.index("DANGER") < text.index("PAGES")
+
+    drive(ScriptedLink(case_5(), live=False), size, script)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)

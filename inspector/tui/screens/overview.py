@@ -44,7 +44,7 @@ class Overview(PaneView):
         report = picture.report
         width = self.size.width or 80
         cells = (width if width < NARROW else width // 2) - _LABEL - _MARGIN
-        use = facts_of(report, "PAGES", "REQUESTS", "REUSE")
+        use = facts_of(report, "DANGER", "PAGES", "REQUESTS", "REUSE")  # what is wrong is never scrolled away
         self.query_one("#reuse", Sheet).show([joined(use, over_time(picture.series, max(10, cells)))])
         self.query_one("#states", Sheet).show([by_state(picture)])
         advice = present([facts_of(report, "DO", "WHY"), facts_of(report, "AGENT")])
