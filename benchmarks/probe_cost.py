@@ -79,7 +79,9 @@ def switch(side: Side, *, on: bool) -> None:
     if not on:
         return
     environ = {"KVCTL_RUNTIME_DIR": str(side.runtime)}
-    probe = side.probe = Probe(VllmAdapter(side.core, served=False), turn=threading.RLock(), environ=environ)
+    turn = threading.RLock()
+    turn.acquire()  # this engine is busy, also while requests are made here: the probe's thread takes no turn
+    probe = side.probe = Probe(VllmAdapter(side.core, served=False), turn=turn, environ=environ)
     if not probe.start() or probe.feed is None:
         raise SystemExit(f"the feed is off: {probe.standing.off}")
     if side.mode != "always on":
