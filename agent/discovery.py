@@ -70,7 +70,9 @@ def _uids_with_folders() -> set[int]:
         except OSError:
             continue
         found.update(
-            int(name[len(prefix) :]) for name in names if name.startswith(prefix) and name[len(prefix) :].isdigit()
+            int(uid)
+            for name in names
+            if name.startswith(prefix) and (uid := name[len(prefix) :]).isascii() and uid.isdigit()
         )
     return found
 

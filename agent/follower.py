@@ -147,15 +147,22 @@ class Follower:
         """Return whether this level is followed already."""
         return self.level is level or self.level is Level.REFERENCES
 
-    def bootstrap(self, *, progress: Callable[[float], None] | None, deadline_s: float) -> None:
+    def bootstrap(self, *, progress: Callable[[float], None] | None, deadline_s: float, borrows: bool = True) -> None:
         """Wait for the whole table.
+
+        Args:
+            progress: Receives 0 to 1 while it arrives.
+            deadline_s: For all of it.
+            borrows: Another reader's will do.
 
         Raises:
             DeadlineError: It did not arrive in time.
             TargetError: The engine ended meanwhile.
         """
         until = time.monotonic() + deadline_s
-        loan = borrow(self._client.endpoint, self._reader, groups=len(self._geometry.groups), deadline_s=deadline_s)
+        loan = None
+        if borrows:
+            loan = borrow(self._client.endpoint, self._reader, groups=len(self._geometry.groups), deadline_s=deadline_s)
         if loan is None:
             self._reader.restart()
         else:

@@ -51,6 +51,11 @@ def stranger(pid: int, live: Sequence[Endpoint]) -> TargetError:
             if len(below) == 1
             else f"name one of the engines: {listed}",
         )
+    above = [item.pid for item in live if item.pid in paths.ancestors(pid)]
+    if above:
+        return TargetError(
+            f"process {pid} is no engine", why=f"it belongs to engine {above[0]}", next_step=f"--pid {above[0]}"
+        )
     why, next_step = _absence(pid)
     return TargetError(f"process {pid} has no agent", why=why, next_step=next_step)
 

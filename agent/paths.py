@@ -183,4 +183,4 @@ def allowed_uids(environ: Mapping[str, str] | None = None) -> frozenset[int]:
     """Return the uids that may talk to a probe: its own, and those of ``KVCTL_ALLOWED_UIDS`` (``0,1000``)."""
     env = os.environ if environ is None else environ
     listed = (part.strip() for part in env.get("KVCTL_ALLOWED_UIDS", "").split(","))
-    return frozenset({os.geteuid(), *(int(part) for part in listed if part.isdigit())})
+    return frozenset({os.geteuid(), *(int(part) for part in listed if part.isascii() and part.isdigit())})

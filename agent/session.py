@@ -41,6 +41,9 @@ class Session:
         self.serves = True
         """Whether it hands its page table on if it stays; what must leave no file when it is killed does not."""
         self._sharing = Sharing(client)
+        self.borrows = True
+        """Whether it takes over the page table of a reader that stays. What judges the engine, or changes it, does not:
+        a reader's memory may be wrong where no checksum looks."""
         self._listed: dict[int, Decision] = {}
         """The latest decisions that the probe named, explained as far as others did that."""
         self._last_id = 0
@@ -124,7 +127,7 @@ class Session:
             self._follower = None
         follower = Follower(self._client, self.geometry, level, on_explained=self._sharing.add)
         try:
-            follower.bootstrap(progress=progress, deadline_s=deadline_s)
+            follower.bootstrap(progress=progress, deadline_s=deadline_s, borrows=self.borrows)
         except BaseException:
             follower.close()
             raise

@@ -98,7 +98,7 @@ def listen_address(text: str) -> tuple[str, int]:
         UsageError: It is none of them.
     """
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65_535:
+    if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
         raise UsageError(f"--listen is {text!r}", next_step=f"give HOST:PORT, for example {DEFAULT_LISTEN}")
     return host.strip("[]"), int(port)
 

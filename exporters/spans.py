@@ -202,4 +202,4 @@ def state_of(group: Group, state: str, decision: Decision) -> Attributes:
 def env_int(name: str, default: int) -> int:
     """Read a positive whole number from the environment; anything else means the default."""
     text = os.environ.get(name, "").strip()
-    return int(text) if text.isdigit() and int(text) > 0 else default
+    return int(text) if text.isascii() and text.isdigit() and int(text) > 0 else default

@@ -87,8 +87,9 @@ def aim(text: str, target: str) -> str:
         whole = f"{name} {words[0]}" if name in {"fingerprint", "snapshot"} and words else name
         takes = whole in _READ or (live and whole in _LIVE)
         if name == "explain":
-            takes = bool(words) and (words[0].isdigit() or words[0].lstrip("'").startswith("request:"))
-        if not takes or _PLACE & set(words) or (not live and _FOLLOW & set(words)):
+            word = words[0] if words else ""
+            takes = (word.isascii() and word.isdigit()) or word.lstrip("'").startswith("request:")
+        if not takes or "--help" in words or _PLACE & set(words) or (not live and _FOLLOW & set(words)):
             return match[0]
         return f"{match[0]} {target}"
 

@@ -15,7 +15,7 @@ from agent.model.snapshot import Snapshot
 from agent.model.states import PageId
 
 from .columns import Columns, Mask, columns_of, stale
-from .format import clean, plural
+from .format import clean, count, plural
 from .nodes import Nodes, build
 from .selector import Selector, SelectorKind, find_request
 
@@ -61,6 +61,8 @@ def select(snapshot: Snapshot, selector: Selector, *, chain: tuple[bytes, ...] |
             covered = nodes.descendants(start)
             mask = _pages_of(snapshot, nodes, columns, covered)
             notes += _unknown_links(nodes, covered)
+            if selector.kind is SelectorKind.HASH:
+                notes += _before(nodes, start)
     pages = tuple(PageId(int(page)) for page in np.flatnonzero(mask))
     return Selection(selector=selector, pages=pages, notes=tuple(notes))
 
@@ -95,7 +97,7 @@ def _start(snapshot: Snapshot, nodes: Nodes, selector: Selector, chain: tuple[by
             if not found:
                 raise UsageError(
                     f"no cached prefix has a key that begins with {selector.value}",
-                    why="it was evicted, or it comes from another engine",
+                    why="it was evicted or taken out, or it comes from another engine",
                     next_step="kvctl inspect prefixes --reveal lists keys",
                 )
             if len(found) > 1:
@@ -125,6 +127,16 @@ def _start(snapshot: Snapshot, nodes: Nodes, selector: Selector, chain: tuple[by
             return found
         case _:
             raise UsageError(f"{selector} cannot be invalidated")
+
+
+def _before(nodes: Nodes, start: set[int]) -> list[str]:
+    """Say what a prefix leaves cached: what it begins with belongs to others as well."""
+    before = max(
+        (int(nodes.tokens[one]) for node in start for one in set(nodes.ancestors(node).values()) - start), default=0
+    )
+    if not before:
+        return []
+    return [f"the first {count(before)} tokens of this prefix stay cached: others may begin with them, too"]
 
 
 def _of_pages(nodes: Nodes, pages: Iterable[int]) -> set[int]:

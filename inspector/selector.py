@@ -107,7 +107,7 @@ def parse(text: str) -> Selector:
     if kind is SelectorKind.HASH and (len(value) > _KEY_DIGITS or not set(value) <= _HEX):
         wrong = "is not hexadecimal" if not set(value) <= _HEX else f"has more than the {_KEY_DIGITS} digits of a key"
         raise UsageError(f"hash:{clean(value)[:40]} {wrong}", next_step="kvctl inspect prefixes shows hashes")
-    if kind is SelectorKind.PAGE and not all(part.isdigit() for part in value.split(",")):
+    if kind is SelectorKind.PAGE and not all(part.isascii() and part.isdigit() for part in value.split(",")):
         raise UsageError(f"page:{clean(value)[:40]} is not a page number", next_step="kvctl inspect pages shows pages")
     return Selector(kind, value)
 
@@ -155,7 +155,7 @@ def _by_hash(prefixes: Prefixes, selector: Selector) -> int:
     if not found:
         raise UsageError(
             f"no cached prefix has a key that begins with {selector.value}",
-            why="it was evicted, or it comes from another engine or another saved file",
+            why="it was evicted or taken out, or it comes from another engine or another saved file",
             next_step="to list what is cached now: kvctl inspect prefixes",
         )
     if len(found) > 1:

@@ -95,7 +95,7 @@ def switch(text: str) -> bool:
 
 def positive(text: str) -> float:
     """Parse a positive number of seconds."""
-    number = float(text) if text.replace(".", "", 1).isdigit() else 0.0
+    number = float(text) if text.isascii() and text.replace(".", "", 1).isdigit() else 0.0
     if number <= 0:
         raise ValueError("it should be a number of seconds above 0")
     return number

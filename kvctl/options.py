@@ -222,7 +222,7 @@ def _format(text: str) -> Format:
 
 
 def _pid(text: str) -> int:
-    if not text.isdigit():
+    if not (text.isascii() and text.isdigit()):
         raise ValueError("it should be a process id")
     return int(text)
 

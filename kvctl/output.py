@@ -148,7 +148,8 @@ def _json(data: Mapping[str, Any], **layout: Any) -> str:
 
 def terminal_width() -> int | None:
     """Return the columns of the terminal; None where stdout is none and ``COLUMNS`` does not say."""
-    if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit():
+    columns = os.environ.get("COLUMNS", "")
+    if sys.stdout.isatty() or (columns.isascii() and columns.isdigit()):
         return max(40, shutil.get_terminal_size((80, 24)).columns)
     return None
 

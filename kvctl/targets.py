@@ -183,6 +183,8 @@ class LiveSource:
         if self._level >= need:
             return
         level = Level.REFERENCES if need >= Need.REFERENCES else Level.CONTENT
+        if need >= Need.EVIDENCE:
+            self._session.borrows = False
         self._session.follow(level, progress=progress, deadline_s=deadline_s)
         self._level = need
 

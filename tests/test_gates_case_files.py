@@ -69,7 +69,11 @@ def test_wrong_reuse_is_said_first(run: Runner) -> None:
     assert "more pages" not in text
     usable, reused = (line.split() for line in text.splitlines() if line.split()[:1] in (["usable"], ["reused"]))
     assert (usable[-1], reused[-1]) == ("2,048", "3,072")
-    assert run("inspect", "--snapshot", path_of("5"), "-o", "json").json["reuse"]["wrong_reuses"] == 1
+    reuse = run("inspect", "--snapshot", path_of("5"), "-o", "json").json["reuse"]
+    assert (reuse["wrong_reuses"], reuse["usable_tokens"], reuse["reused_tokens"]) == (1, 2048, 3072)
+    assert reuse["usable_of_logical_ratio"] == pytest.approx(2048 / reuse["logical_tokens"])
+    (listed,) = run("ps", "--snapshot", path_of("5"), "-o", "json").json["engines"]
+    assert (listed["wrong_reuses"], listed["usable_of_logical_ratio"]) == (1, reuse["usable_of_logical_ratio"])
     groups = run("inspect", "groups", "--snapshot", path_of("5")).out
     assert "DANGER" in groups
     assert "lost most" not in groups

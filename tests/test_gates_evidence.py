@@ -57,6 +57,39 @@ def test_amounts_have_thousands_and_ids_have_none() -> None:
     assert "checked 4096, bound 5" in other.sentence
 
 
+def test_the_newest_conflict_is_named() -> None:
+    """Of several the last request is named, with its pages first; a generation 0 is one, and None is not known."""
+    items = tuple(
+        BindConflict(request=name, checked=PageId(at), bound=PageId(at + 1), stamp_checked=1, stamp_bound=2)
+        for name, at in (("old", 3), ("new", 7))
+    )
+    (found,), _, _ = told(with_evidence(plain(), Evidence(binds=Binds(compared=8, conflicts=items))), "KV522")
+    assert "last request new" in found.sentence
+    assert "checked 7, bound 8" in found.sentence
+    again = BindConflict(request="r", checked=PageId(3), bound=PageId(3), stamp_checked=0, stamp_bound=1)
+    (first,), _, _ = told(with_evidence(plain(), Evidence(binds=Binds(compared=1, conflicts=(again,)))), "KV521")
+    assert "generation 0 is now 1" in first.sentence
+
+
+def test_what_tiers_hold_must_be_read_before_tokens_from_there_are_an_error() -> None:
+    """Without a word of the tiers nobody knows whether they hold the recurrent state, too (KV312)."""
+    group = group_of(0, ResumeKind.RECURRENT, 16)
+    pool = PoolBuilder(geometry=Geometry(groups=(group,), hash_unit=16, alignment=16), pages=64)
+    chain = chain_of("a", 64, 16)
+    pool.prompt(chain, 64)
+    pool.look_up(chain, 64)
+    snapshot = pool.build()
+    joined = tuple(replace(item, external=16, engine_usable=16) for item in snapshot.decisions or ())
+    snapshot = replace(snapshot, decisions=joined)
+    for evidence in (None, Evidence(), Evidence(missing={"tiers": "its connector is not known"})):
+        findings, looked, why = told(replace(snapshot, evidence=evidence), "KV312")
+        assert (findings, looked) == ([], 0)
+        assert why == ("its connector is not known" if evidence and evidence.missing else why)
+        assert why
+    (found,), _, _ = told(replace(snapshot, evidence=Evidence(tiers=())), "KV312")
+    assert found.code == "KV312"
+
+
 def layered(count: int = 2) -> Geometry:
     """One group of so many layers."""
     names = (Layer(name=f"layers.{number}", state=State.COMPRESSED) for number in range(count))

@@ -166,3 +166,12 @@ def test_references_of_another_reader_are_not_shown_as_ones_own(lending: Lending
     lending.feed.leave(Level.REFERENCES)
     assert table(joined)[0].references is None
     joined.close()
+
+
+def test_who_judges_asks_the_engine(lending: Lending, old: RingReader) -> None:
+    """What decides about pages takes nothing from another reader, however well that one serves."""
+    joined, engine = follower(lending)
+    with serving(lending, old):
+        joined.bootstrap(progress=None, deadline_s=60.0, borrows=False)
+    assert (engine.bootstraps, table(joined)[1]) == (1, None)
+    joined.close()

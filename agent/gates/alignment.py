@@ -184,7 +184,8 @@ def _devices(report: GateReport, evidence: Evidence) -> None:
     for device in evidence.devices:
         troubles = []
         if device.uncorrected_errors:
-            troubles.append(f"{device.uncorrected_errors} uncorrected memory errors")
+            errors = device.uncorrected_errors
+            troubles.append(f"{errors} uncorrected memory error{'' if errors == 1 else 's'}")
         if device.pending_remap:
             troubles.append("row remap pending")
         if device.retired_pages:

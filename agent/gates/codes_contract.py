@@ -132,7 +132,7 @@ CONTRACT_CODES = (
         gate=_G,
         severity=_E,
         title="number of registered tensors differs from layers and states",
-        sentence="rank {rank}: {count} of {checked:,} layers have no registered tensor, first {layer}",
+        sentence="rank {rank}: no tensor is registered for {count} of {checked:,} layers, first {layer}",
         cause="A layer was left out when tensors were registered with the runner or a connector; its state is never "
         "moved or checked.",
         confirm="`kvctl inspect groups -o json` lists the layers; the finding names the first that the worker lacks.",

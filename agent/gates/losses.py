@@ -192,12 +192,16 @@ def _joined(view: View, report: GateReport, decisions: tuple[Decision, ...], *, 
     if not recurrent:
         report.looked("KV312", 0, empty="no group is recurrent")
         return
-    report.looked("KV312", len(decisions), empty=f"no decision was made {'since the last check' if made else 'yet'}")
+    joined = [decision for decision in decisions if decision.external > 0 and decision.engine_usable > 0]
     evidence = view.snapshot.evidence
-    tiers = () if evidence is None else evidence.tiers or ()
+    tiers = None if evidence is None else evidence.tiers
+    if joined and tiers is None:
+        missing = {} if evidence is None else evidence.missing
+        report.cannot(["KV312"], missing.get("tiers", "which states the other tiers hold was not read"))
+        return
+    report.looked("KV312", len(decisions), empty=f"no decision was made {'since the last check' if made else 'yet'}")
     if tiers and all(group.state in (tier.states or ()) for tier in tiers for group in recurrent):
         return  # the tiers hold that state itself: what comes is the whole history, not a tail of it
-    joined = [decision for decision in decisions if decision.external > 0 and decision.engine_usable > 0]
     if joined:
         last = joined[-1]
         report.add("KV312", group=recurrent[0].id, count=len(joined), external=last.external, request=last.request)

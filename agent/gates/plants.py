@@ -321,6 +321,7 @@ def _kv312(editor: Editor) -> str | None:
     if evidence is not None and evidence.tiers:
         return "another tier may hold the recurrent state itself"
     unit = editor.snapshot.geometry.alignment
+    editor.witness(tiers=())
     _decide(editor, decision(editor, engine_usable=unit, usable=unit, logical=unit, external=unit))
     return None
 

@@ -115,7 +115,7 @@ def _plans(view: View, report: GateReport, evidence: Evidence, plan: Mapping[Pag
                 plan=record.id,
                 done="executed although" if record.executed else "refused because",
                 count=len(moved),
-                planned=record.planned[moved[0]] or "unknown",
+                planned="unknown" if (was := record.planned[moved[0]]) is None else was,
                 found=record.found.get(moved[0]),
                 then=_SUSPECT if record.executed else "",
                 command="kvctl invalidate page:PAGES" if record.executed else None,
@@ -147,13 +147,14 @@ def _binds(report: GateReport, evidence: Evidence) -> None:
     report.looked("KV522", evidence.binds.compared, empty="no page was bound yet")
     other = [item for item in evidence.binds.conflicts if item.checked != item.bound]
     if other:
-        first = other[0]
+        newest = other[-1]
         report.add(
             "KV522",
-            pages=[item.bound for item in other],
+            # The pages of the request that is named come first.
+            pages=[item.bound for item in reversed(other)],
             count=len(other),
-            request=first.request,
-            checked=first.checked,
+            request=newest.request,
+            checked=newest.checked,
         )
 
 

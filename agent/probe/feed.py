@@ -91,6 +91,7 @@ class Feed:
         self._close_ring()
         self._readers = dict.fromkeys(self._readers, 0)
         self.stamps.log.clear()
+        self.stamps.folded.clear()
 
     def turn_off(self, reason: str) -> None:
         """Remove the hooks and keep the reason; nothing of the feed works afterwards."""

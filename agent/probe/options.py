@@ -23,7 +23,7 @@ DEFAULT_RING_MB: Final = 16
 def ring_bytes(environ: Mapping[str, str]) -> int:
     """Return the size of the feed's ring: ``KVCTL_RING_MB`` mebibytes, or :data:`DEFAULT_RING_MB` of them."""
     wanted = environ.get("KVCTL_RING_MB", "")
-    return (int(wanted) if wanted.isdigit() and int(wanted) else DEFAULT_RING_MB) << 20
+    return (int(wanted) if wanted.isascii() and wanted.isdigit() and int(wanted) else DEFAULT_RING_MB) << 20
 
 
 class Options:

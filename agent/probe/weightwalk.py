@@ -153,7 +153,7 @@ def part_of(name: str) -> str:
     """Return the layer that a tensor belongs to: everything up to the first number in its name, else two steps."""
     steps = name.split(".")
     for place, step in enumerate(steps):
-        if step.isdigit():
+        if step.isascii() and step.isdigit():
             return ".".join(steps[: place + 1])
     return ".".join(steps[:2])
 

@@ -43,7 +43,7 @@ class PageName:
     def parse(cls, name: str) -> "PageName | None":
         """Return the page of a file name, None for a file that is not ours."""
         group, dash, rest = name.removesuffix(_SUFFIX).partition("-")
-        if not (dash and name.endswith(_SUFFIX) and group.isdigit()):
+        if not (dash and name.endswith(_SUFFIX) and (group.isascii() and group.isdigit())):
             return None
         try:
             return cls(group=int(group), key=bytes.fromhex(rest))

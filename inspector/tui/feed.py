@@ -20,7 +20,7 @@ from ..hints import aim_report
 from .history import History
 from .link import Link
 from .messages import Arriving, Drawn, Lost
-from .picture import NEEDS_TABLE, Pane, Picture, report_of
+from .picture import NEEDS_REFERENCES, NEEDS_TABLE, Pane, Picture, report_of
 
 REST = 4.0
 """Seconds of rest for each second of processor time: a fifth of a core at most, whatever the size of the pool."""
@@ -139,7 +139,7 @@ class Feed:
             self._show(pane, self._last)
 
     def _read(self, pane: Pane, *, table: bool, arriving: float | None = None) -> None:
-        snapshot = self._link.read(table=table)
+        snapshot = self._link.read(table=table, references=table and pane in NEEDS_REFERENCES)
         engine = (snapshot.engine.pid, snapshot.engine.start_ticks)
         if engine != self._engine:
             self._engine, self._decisions, self._forgotten, self._history = engine, {}, 0, History()

@@ -74,6 +74,7 @@ def _whole(link: Link, timeout_s: float, *, to_keep: bool) -> Snapshot:
     if not link.live:
         return link.read(table=True) if to_keep else with_pin(link.read(table=True))
     with aside(link) as session:
+        session.borrows = False
         session.follow(Level.REFERENCES, deadline_s=timeout_s)
         session.poll()
         snapshot = session.snapshot(tables=True, free_list=True, lookups=MAX_LOOKUPS, deadline_s=timeout_s)
@@ -97,6 +98,7 @@ def plan_for(selector: Selector, chain: tuple[bytes, ...] | None) -> Job:
 
     def job(link: Link, timeout_s: float) -> Message:
         with aside(link) as session:
+            session.borrows = False
             session.follow(Level.REFERENCES, deadline_s=timeout_s)
             session.poll()
             snapshot = session.snapshot(tables=True, deadline_s=timeout_s)

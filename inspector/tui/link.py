@@ -5,7 +5,7 @@ that a long check never holds up the screen.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -38,8 +38,13 @@ class Link(Protocol):
     def poll(self) -> tuple[Decision, ...]:
         """Return the decisions since the last call, explained where the feed was joined; see ``Session.poll``."""
 
-    def read(self, *, table: bool) -> Snapshot:
-        """Read a snapshot, with the page table where that is asked for and there is one."""
+    def read(self, *, table: bool, references: bool = False) -> Snapshot:
+        """Read a snapshot, with the page table where that is asked for and there is one.
+
+        Args:
+            table: With the page table.
+            references: And with references and free list, which cost the engine more.
+        """
 
     def aside(self) -> Session:
         """Open another conversation with the same engine; the caller closes it."""
@@ -74,9 +79,9 @@ class FileLink:
         """Return nothing new."""
         return ()
 
-    def read(self, *, table: bool) -> Snapshot:
+    def read(self, *, table: bool, references: bool = False) -> Snapshot:
         """Return what the file holds."""
-        del table
+        del table, references
         if self._snapshot is None:
             self.connect()
         assert self._snapshot is not None  # noqa: S101 - connect raises or sets it
@@ -106,6 +111,10 @@ class EngineLink:
         self._session: Session | None = None
         self._endpoint: Endpoint | None = None
         self._following = False
+        self._beside: Session | None = None
+        """Follows references, too, while a screen shows them."""
+        self._left: tuple[Decision, ...] = ()
+        """Decisions that came while that was waited for."""
 
     def connect(self) -> None:
         """Find the engine, which may be another process than before."""
@@ -127,14 +136,41 @@ class EngineLink:
 
     def poll(self) -> tuple[Decision, ...]:
         """Apply what is in the ring."""
-        return self._open().poll() if self._following else ()
+        left, self._left = self._left, ()
+        return (*left, *(self._open().poll() if self._following else ()))
 
-    def read(self, *, table: bool) -> Snapshot:
+    def read(self, *, table: bool, references: bool = False) -> Snapshot:
         """Read counters, or everything at one epoch."""
         session = self._open()
+        if not references:
+            self._leave_references()
         if table and self._following:
+            if references:
+                session = self._with_references(session)
             return session.snapshot(tables=True, deadline_s=self._timeout_s)
         return session.overview(deadline_s=self._timeout_s)
+
+    def _with_references(self, session: Session) -> Session:
+        """Return a session that follows references, too; decisions are followed on the first all the while."""
+        if self._beside is not None:
+            return self._beside
+
+        def meanwhile(_ratio: float) -> None:
+            self._left += session.poll()
+
+        self._beside = self.aside()
+        try:
+            self._beside.follow(Level.REFERENCES, progress=meanwhile, deadline_s=self._timeout_s)
+        except (UnsupportedError, DeadlineError):
+            self._leave_references()
+            return session
+        return self._beside
+
+    def _leave_references(self) -> None:
+        beside, self._beside = self._beside, None
+        if beside is not None:
+            with suppress(KvctlError):
+                beside.close()
 
     def aside(self) -> Session:
         """Open a second session with the engine that the screen shows."""
@@ -144,6 +180,7 @@ class EngineLink:
 
     def close(self) -> None:
         """Leave the feed and close the connection; an engine that is gone is closed, too."""
+        self._leave_references()
         session, self._session, self._following = self._session, None, False
         if session is None:
             return

@@ -37,6 +37,9 @@ class Pane(StrEnum):
 NEEDS_TABLE = frozenset({Pane.GROUPS, Pane.PREFIXES, Pane.PAGES})
 """Screens that show the page table; the others must not cost one."""
 
+NEEDS_REFERENCES = frozenset({Pane.PAGES})
+"""Screens that say who holds the pages: followed only while one is shown."""
+
 _VIEWS: dict[Pane, Callable[[Snapshot], Report]] = {
     Pane.OVERVIEW: overview,
     Pane.GROUPS: groups,

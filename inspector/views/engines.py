@@ -12,7 +12,7 @@ from ..format import plural
 from ..report import Cell, Column, Json, Kind, Report, Table, Tone, Value
 from ..reuse import sum_up
 from .common import essential_off, head, usable_pages
-from .danger import WRONG_REUSE, wrong_among
+from .danger import WRONG_REUSE, beyond, wrong_among
 
 COLUMNS = (
     Column(header="PID"),
@@ -60,7 +60,11 @@ def _danger(snapshot: Snapshot) -> list[str]:
 
 
 def _usable_ratio(snapshot: Snapshot) -> float | None:
-    return None if snapshot.decisions is None else sum_up(snapshot.decisions).usable_of_logical
+    if snapshot.decisions is None:
+        return None
+    reuse = sum_up(snapshot.decisions)
+    usable = reuse.usable - beyond(wrong_among(snapshot.geometry, snapshot.decisions))
+    return usable / reuse.logical if reuse.logical else None
 
 
 def _agent(snapshot: Snapshot) -> str:
@@ -102,8 +106,9 @@ def _item(row: Row) -> Json:
         "pages": None if pool is None else usable_pages(pool),
         "usage_ratio": None if pool is None else pool.usage_ratio,
         "usable_of_logical_ratio": _usable_ratio(snapshot),
+        "wrong_reuses": len(wrong_among(snapshot.geometry, snapshot.decisions)),
         "capabilities_off": [item.name for item in snapshot.capabilities if not item.on],
     }
 
 
-_FIELDS = ("engine", "pages", "usage_ratio", "usable_of_logical_ratio", "capabilities_off")
+_FIELDS = ("engine", "pages", "usage_ratio", "usable_of_logical_ratio", "wrong_reuses", "capabilities_off")

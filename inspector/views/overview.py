@@ -196,6 +196,8 @@ def _reuse_data(snapshot: Snapshot, reuse: Reuse | None) -> Json | None:
         return None
     known = reuse.explained > 0
     reason = _main_reason(reuse)
+    wrong = wrong_among(snapshot.geometry, snapshot.decisions)
+    usable = reuse.usable - beyond(wrong)
     worst = max(reuse.degraded, key=lambda group: reuse.degraded[group], default=None)
     phases = {phase.value: sum_up(snapshot.decisions or (), phase=phase).decisions for phase in Phase}
     return {
@@ -203,13 +205,14 @@ def _reuse_data(snapshot: Snapshot, reuse: Reuse | None) -> Json | None:
         "explained": reuse.explained,
         "lookup_tokens": reuse.lookup if known else None,
         "logical_tokens": reuse.logical if known else None,
-        "usable_tokens": reuse.usable if known else None,
+        "usable_tokens": usable if known else None,
+        "reused_tokens": reuse.usable if known else None,
         "external_tokens": reuse.external if known else None,
         "logical_ratio": reuse.logical_ratio,
-        "usable_ratio": reuse.usable_ratio,
-        "usable_of_logical_ratio": reuse.usable_of_logical,
+        "usable_ratio": usable / reuse.lookup if reuse.lookup else None,
+        "usable_of_logical_ratio": usable / reuse.logical if reuse.logical else None,
         "lost_by_design_tokens": reuse.by_design if known else None,
-        "wrong_reuses": len(wrong_among(snapshot.geometry, snapshot.decisions)) if known else None,
+        "wrong_reuses": len(wrong) if known else None,
         "outcomes": {outcome.value: number for outcome, number in sorted(reuse.outcomes.items())},
         "phases": phases,
         "limiting_group": group_name(snapshot.geometry, worst),

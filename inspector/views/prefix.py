@@ -201,7 +201,8 @@ def _facts(
         beyond = f"beyond token {count(row.logical)} no page is known at a boundary that can be hit"
         facts.append(("WHY", ["everything that is cached can be used" if whole else beyond]))
     if row.stranded:
-        facts.append(("STRANDED", [f"{plural(row.stranded, 'page')} are part of no usable hit now"]))
+        verb = "is" if row.stranded == 1 else "are"
+        facts.append(("STRANDED", [f"{plural(row.stranded, 'page')} {verb} part of no usable hit now"]))
     return facts
 
 

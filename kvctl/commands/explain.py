@@ -53,7 +53,7 @@ def explain(
         options.output.show(topics(codes))
     elif topic.replace("_", "-") in {"exit-codes", "exit-code"}:
         options.output.show(_exit_codes(codes))
-    elif topic.isdigit():
+    elif topic.isascii() and topic.isdigit():
         _decision(options, lambda snapshot: _numbered(snapshot, int(topic)))
     elif topic.startswith("request:"):
         _decision(options, lambda snapshot: _of_request(snapshot, topic.removeprefix("request:")))

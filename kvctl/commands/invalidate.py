@@ -102,6 +102,7 @@ def _run(
             next_step="start it with kvctl run --allow-changes -- ...",
         )
     loaded = None if plan is None else _mine(load_plan(plan), session)
+    session.borrows = False
     source = LiveSource(session, options.timeout_s)
     # The weights epoch is part of the evidence; everything else needs the tables alone.
     need = Need.EVIDENCE if wanted is not None and str(wanted) == "stale" else Need.REFERENCES

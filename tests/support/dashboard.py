@@ -40,6 +40,7 @@ class ScriptedLink:
     session: Any = None
     """What jobs get to talk to."""
     tables: list[bool] = field(default_factory=list)
+    references: list[bool] = field(default_factory=list)
     """For each reading whether the page table was asked for."""
     gate: Event = field(default_factory=Event)
     """Readings wait while this is clear."""
@@ -69,8 +70,9 @@ class ScriptedLink:
         self._check()
         return self.fresh.pop(0) if self.fresh else ()
 
-    def read(self, *, table: bool) -> Snapshot:
+    def read(self, *, table: bool, references: bool = False) -> Snapshot:
         """Return the snapshot."""
+        self.references.append(references)
         self.gate.wait(DEADLINE_S)
         self._check()
         self.tables.append(table)

@@ -96,6 +96,9 @@ def test_a_command_takes_over_the_table_of_a_follower(
         (note,) = whole["capture"]["notes"]
         assert note.startswith(f"the parents of cached pages were taken over from reader {follower.process.pid}")
         assert sent(server) - before >= 420
+        for judging in (("validate",), ("invalidate", "all")):
+            done = server.kvctl(*judging)
+            assert "taken over" not in done.stdout + done.stderr
         follower.process.kill()
         follower.process.wait()
         alone = asked(server, "inspect", "prefixes")

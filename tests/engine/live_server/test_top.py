@@ -118,6 +118,15 @@ def test_groups(window: Terminal, size: tuple[int, int]) -> None:
     check("groups", text, size)
 
 
+def test_pages(window: Terminal) -> None:
+    """The pages say who holds them: references are followed while this screen is shown."""
+    window.resize(80, 24)
+    window.press("4")
+    text = settled(window, (80, 24), "[4 Pages]", "idle, cached")
+    for label in ("held, no key", "held, cached", "idle, cached", "empty"):
+        assert re.search(rf"^{label} +\d", text, re.MULTILINE), text
+
+
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_decisions(window: Terminal, size: tuple[int, int]) -> None:
     """The log has one line a decision; enter opens the whole explanation of the latest, esc goes back."""
