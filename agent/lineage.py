@@ -79,11 +79,11 @@ def _absence(pid: int) -> tuple[str, str]:
             f"the file {off} switches every agent off",
             f"rm {shlex.quote(str(off))}, then restart the engine by {_RUN}: an agent that is off stays off",
         )
+    if (deaf := paths.deaf()) is not None:
+        return f"no agent can listen here: {deaf}", "see kvctl doctor"
     if agent == "1":
         why = "it was started with an agent, which was switched off, has failed, or is not ready yet"
         return why, f"its log says which, in lines with kvctl; to have the agent back restart the engine by {_RUN}"
-    if (deaf := paths.deaf()) is not None:
-        return f"no agent can listen here: {deaf}", "see kvctl doctor"
     return "no socket in the runtime folders carries its pid", f"start the engine by {_RUN}; {_LIST}"
 
 
