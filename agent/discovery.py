@@ -6,7 +6,7 @@ whose process is gone. Used by the command line, the dashboard and the exporter.
 
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -57,7 +57,7 @@ def discover(
     others = {uid for uid in allowed if uid != own} | (_uids_with_folders() if everybody else set())
     for uid in sorted(others - {own}):
         listed.extend(folder for folder in paths.folders({}, uid=uid) if folder not in listed)
-    return [endpoint for folder in listed for endpoint in _in_folder(folder, allowed)]
+    return [endpoint for folder in listed for endpoint in sockets_in(folder, allowed)]
 
 
 def _uids_with_folders() -> set[int]:
@@ -77,7 +77,16 @@ def _uids_with_folders() -> set[int]:
     return found
 
 
-def _in_folder(folder: Path, allowed: set[int]) -> list[Endpoint]:
+def sockets_in(
+    folder: Path, allowed: set[int], parse: Callable[[str], paths.SocketName | None] = paths.SocketName.parse
+) -> list[Endpoint]:
+    """List what a folder holds, whatever its state; nothing where it cannot be read.
+
+    Args:
+        folder: Where to look.
+        allowed: Uids whose sockets may be used.
+        parse: Tells who listens from the name of a file; None for one that is no such socket.
+    """
     try:
         names = sorted(os.listdir(folder))  # noqa: PTH208 - names, not paths
         owner = os.lstat(folder).st_uid
@@ -85,14 +94,14 @@ def _in_folder(folder: Path, allowed: set[int]) -> list[Endpoint]:
         return []
     found = []
     for name in names:
-        parsed = paths.SocketName.parse(name)
+        parsed = parse(name)
         if parsed is None:
             continue
         try:
             entry = os.lstat(folder / name)
         except OSError:
             continue
-        state, reason = state_of(folder, owner, entry, parsed.pid, parsed.start_ticks, allowed)
+        state, reason = _state_of(folder, owner, entry, parsed, allowed)
         found.append(
             Endpoint(
                 path=folder / name,
@@ -107,20 +116,10 @@ def _in_folder(folder: Path, allowed: set[int]) -> list[Endpoint]:
     return found
 
 
-def state_of(
-    folder: Path, owner: int, entry: os.stat_result, pid: int, start_ticks: int, allowed: set[int]
+def _state_of(
+    folder: Path, owner: int, entry: os.stat_result, name: paths.SocketName, allowed: set[int]
 ) -> tuple[EndpointState, str | None]:
-    """Tell what stands behind a socket file, and why it is not to be used.
-
-    Args:
-        folder: Where it lies.
-        owner: Uid of the folder.
-        entry: What ``lstat`` says of the file.
-        pid: Process that listens, as its name says.
-        start_ticks: When that process started, as its name says.
-        allowed: Uids whose sockets may be used.
-    """
-    ticks = paths.start_ticks(pid)
+    ticks = paths.start_ticks(name.pid)
     if entry.st_uid not in allowed:
         return EndpointState.FOREIGN, f"it belongs to uid {entry.st_uid}"
     if not stat.S_ISSOCK(entry.st_mode):
@@ -129,9 +128,9 @@ def state_of(
     if fault is not None:
         return EndpointState.UNSAFE, f"folder {folder}: {fault}"
     if ticks is None:
-        return EndpointState.DEAD, f"process {pid} is gone"
-    if ticks != start_ticks:
-        return EndpointState.DEAD, f"process {pid} is another program now"
+        return EndpointState.DEAD, f"process {name.pid} is gone"
+    if ticks != name.start_ticks:
+        return EndpointState.DEAD, f"process {name.pid} is another program now"
     return EndpointState.LIVE, None
 
 
@@ -152,7 +151,7 @@ def endpoint_at(path: Path, *, trusted: Iterable[int] = ()) -> Endpoint:
     Raises:
         TargetError: There is none, or its name is not one of ours.
     """
-    for endpoint in _in_folder(path.parent, {os.geteuid(), *trusted}):
+    for endpoint in sockets_in(path.parent, {os.geteuid(), *trusted}):
         if endpoint.path.name == path.name:
             return endpoint
     raise TargetError(

@@ -47,26 +47,30 @@ class SocketName:
         return cls(pid=int(found["pid"]), start_ticks=int(found["ticks"]), part=int(found["part"] or 0))
 
 
-def start_ticks(pid: int) -> int | None:
-    """Read when a process started, in clock ticks since boot (``/proc/PID/stat`` field 22); None if it is gone."""
+def stat_fields(pid: int) -> list[str] | None:
+    """Read the fields of ``/proc/PID/stat`` from the third (its state) on; None if the process is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
-    fields = text[text.rindex(")") + 2 :].split()
+    return text[text.rindex(")") + 2 :].split()
+
+
+def start_ticks(pid: int) -> int | None:
+    """Read when a process started, in clock ticks since boot (``/proc/PID/stat`` field 22); None if it is gone."""
+    fields = stat_fields(pid)
     # A zombie answers nothing any more: for us it is gone.
-    return None if fields[0] in {"Z", "X"} else int(fields[19])
+    return None if fields is None or fields[0] in {"Z", "X"} else int(fields[19])
 
 
 def ancestors(pid: int) -> tuple[int, ...]:
     """Return the parents of a process, nearest first."""
     found: list[int] = []
     while pid > 1 and len(found) < 64:
-        try:
-            text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        except OSError:
+        fields = stat_fields(pid)
+        if fields is None:
             break
-        pid = int(text[text.rindex(")") + 2 :].split()[1])
+        pid = int(fields[1])
         found.append(pid)
     return tuple(found)
 

@@ -9,12 +9,12 @@ import contextlib
 import os
 import re
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import paths
-from .discovery import Endpoint, EndpointState, state_of
+from .discovery import Endpoint, EndpointState, sockets_in
 
 READER_NAME = re.compile(
     r"\Areader-(?P<engine>[1-9]\d{0,9})-(?P<engine_ticks>\d{1,20})-(?P<part>\d{1,4})"
@@ -98,36 +98,22 @@ def of_engine(engine: Endpoint) -> list[Reader]:
 
 def _stopped(pid: int) -> bool:
     """Whether a process was stopped by a signal or a debugger (``/proc/PID/stat`` field 3)."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return False
-    return text[text.rindex(")") + 2] in "Tt"
+    fields = paths.stat_fields(pid)
+    return fields is not None and fields[0] in {"T", "t"}
 
 
-def _in_folder(folder: Path, allowed: set[int]) -> list[Reader]:
-    try:
-        names = sorted(os.listdir(folder))  # noqa: PTH208 - names, not paths
-        owner = os.lstat(folder).st_uid
-    except OSError:
-        return []
-    found = []
-    for name in names:
-        parsed = READER_NAME.match(name)
-        if parsed is None:
-            continue
-        try:
-            entry = os.lstat(folder / name)
-        except OSError:
-            continue
-        pid, ticks = int(parsed["pid"]), int(parsed["ticks"])
-        state, reason = state_of(folder, owner, entry, pid, ticks, allowed)
-        endpoint = Endpoint(
-            path=folder / name, pid=pid, start_ticks=ticks, part=0, uid=entry.st_uid, state=state, reason=reason
-        )
+def _in_folder(folder: Path, allowed: set[int]) -> Iterator[Reader]:
+    for endpoint in sockets_in(folder, allowed, _listener):
+        parsed = READER_NAME.match(endpoint.path.name)
+        assert parsed is not None  # noqa: S101 - for the type checker
         engine = (int(parsed["engine"]), int(parsed["engine_ticks"]), int(parsed["part"]))
-        found.append(Reader(engine=engine, thread=int(parsed["thread"]), endpoint=endpoint))
-    return found
+        yield Reader(engine=engine, thread=int(parsed["thread"]), endpoint=endpoint)
+
+
+def _listener(name: str) -> paths.SocketName | None:
+    """Read who listens from the name of a file; None where it is not one of a reader."""
+    parsed = READER_NAME.match(name)
+    return None if parsed is None else paths.SocketName(pid=int(parsed["pid"]), start_ticks=int(parsed["ticks"]))
 
 
 def sweep(folder: Path) -> None:

@@ -114,7 +114,7 @@ def _unsealed(size: int) -> int:
 
 def _sealed(size: int) -> int:
     fd = _unsealed(size)
-    fcntl.fcntl(fd, handover.F_ADD_SEALS, handover.SEALS)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, handover.SEALS)
     return fd
 
 

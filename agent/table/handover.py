@@ -23,9 +23,7 @@ from .table import GROUP_BYTES, Table
 VERSION: Final = 1
 """Another one is refused: the newcomer then has the engine send the table."""
 
-F_ADD_SEALS, F_GET_SEALS = 1033, 1034
-SEALS: Final = 0x1 | 0x2 | 0x4 | 0x8
-"""F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE (linux/fcntl.h); Python names not all of them."""
+SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 EXTRA_BYTES: Final = KEY_BYTES + GROUP_BYTES + 4
 """A secondary key in a table: hash, group, tokens."""
@@ -144,7 +142,7 @@ def write(reader: RingReader, *, references: bool) -> tuple[Head, int]:
         for name, _, rows, _ in _columns(head):
             if rows:
                 _write_all(fd, lists[name] if name in lists else getattr(table, name))
-        fcntl.fcntl(fd, F_ADD_SEALS, SEALS)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
     except OSError:
         os.close(fd)
         raise
@@ -172,7 +170,7 @@ def read(head: Head, fd: int, *, groups: int) -> Table:
     shapes = _columns(head)
     size = sum(np.dtype(kind).itemsize * rows * width for _, kind, rows, width in shapes)
     # Only a memory file has seals: another kind could make the reader wait for it.
-    if fcntl.fcntl(fd, F_GET_SEALS) & SEALS != SEALS:
+    if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS:
         raise GarbledError("its file is not sealed")
     if (found := os.fstat(fd).st_size) != size:
         raise GarbledError(f"a file of {found} bytes, its columns have {size}")

@@ -20,6 +20,7 @@ from ..report import Block, Cell, Column, Facts, Json, Kind, Prose, Report, Tabl
 from ..retention import action
 from ..reuse import Reuse, sum_up
 from .common import group_name
+from .findings import DOUBTFUL
 
 _TONES = {Verdict.PASS: Tone.GOOD, Verdict.FAIL: Tone.WARN, Verdict.ABSTAIN: Tone.DIM}
 _ENGINE = "reference"
@@ -211,7 +212,7 @@ def _findings(run: Run) -> Block | None:
         for one in found
     ]
     if any(one.experimental for one in found):
-        lines.append("experimental: it may be a false alarm; kvctl explain experimental says why.")
+        lines.append(f"{DOUBTFUL}.")
     if run.injection is None and not any(map(_is_fault, found)):
         lines.append(
             "These are losses, and part of those above: the demo's pools are too small for its traffic, on purpose. "

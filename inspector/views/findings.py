@@ -164,9 +164,10 @@ def _details(snapshot: Snapshot, results: Sequence[GateResult], watched: Watched
     return [Facts(facts=facts), *([_EXPERIMENTAL] if doubtful else [])] if facts else []
 
 
-_EXPERIMENTAL = Prose(
-    lines=[Cell("experimental: it may be a false alarm; kvctl explain experimental says why", Tone.DIM)]
-)
+DOUBTFUL = "experimental: it may be a false alarm; kvctl explain experimental says why"
+"""Said once, below findings some of which are experimental."""
+
+_EXPERIMENTAL = Prose(lines=[Cell(DOUBTFUL, Tone.DIM)])
 
 
 def next_steps(finding: Finding) -> list[str]:
