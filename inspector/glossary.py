@@ -26,8 +26,8 @@ WORDS: dict[str, str] = {
     "logical": "logical hit: the longest prefix of the request that was computed once and of which something is still "
     "cached. It says what could have been reused.",
     "usable": "usable hit: the longest prefix at which every required group can resume. It is what really saves work. "
-    "USABLE/LOGICAL in kvctl ps is its share of logical; shares in kvctl inspect are of what was looked up. Beside "
-    "KV305 it is what the engine reused, which was more.",
+    "USABLE/LOGICAL in kvctl ps is its share of logical; shares in kvctl inspect are of what was looked up. In "
+    "a line of decisions with KV305 it is what the engine reused, which was more.",
     "lookup": "tokens of the prompt that the engine looked up in its cache when it admitted the request",
     "lost": "tokens that were logically there and had to be computed again, booked to the group and the reason that "
     "cost them. As a gate's verdict in the demo: only findings of this kind, no fault.",

@@ -51,7 +51,7 @@ def engines(rows: Sequence[Row], *, empty: str, notes: Sequence[str] = ()) -> Re
 
 
 def _danger(snapshot: Snapshot) -> list[str]:
-    """Say of an engine that it reused wrongly, which its share of usable tokens hides."""
+    """Say of an engine that it reused wrongly: its share of usable tokens leaves that out."""
     wrong = wrong_among(snapshot.geometry, snapshot.decisions)
     if not wrong:
         return []
